@@ -15,7 +15,7 @@ UV := $(BIN)/uv --no-progress
 LOCK_OPTIONS := --universal --python-version 3.10 --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test-fast test soak lint demo bench simulate lock clean
+.PHONY: help setup test-fast test test-long soak lint demo bench simulate lock clean
 MAKEFLAGS += --no-print-directory
 
 help: ## show this list
@@ -27,8 +27,11 @@ test-fast: PROCESSES = 4# a fifth one takes longer to collect the tests than it 
 test-fast: setup ## run the tests that need no broker and no Spark, kill nothing and are quick; two rows of each table
 	@$(PYTEST) --hypothesis-profile fast --rows 2 -m "not broker and not spark and not crash and not slow" $(ARGS)
 
-test: setup ## run every test but the soak, PROCESSES=4 at a time
+test: setup ## run every test but the long ones and the soak, PROCESSES=4 at a time
 	@$(PYTEST) $(ARGS)
+
+test-long: setup ## run the long tests: pipelines of several jobs and sites, jobs that are killed
+	@ABCAST_LONG=1 $(PYTEST) -m "long and not soak" $(ARGS)
 
 # Each test starts a cluster, which keeps two cores busy.
 soak: PROCESSES = $(shell $(BIN)/python -c 'import os; print(max(1, (os.cpu_count() or 1) // 2))')

@@ -107,11 +107,10 @@ def _beyond(rows: int, items: list[pytest.Item]) -> list[pytest.Item]:
 
 @pytest.hookimpl(trylast=True)  # after `-m`
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the soak, unless ABCAST_SOAK is set; the longest first."""
-    if "ABCAST_SOAK" not in os.environ:
-        soak = [item for item in items if item.get_closest_marker("soak")]
-        config.hook.pytest_deselected(items=soak)
-        items[:] = [item for item in items if item not in soak]
+    """Leave out the soak, unless ABCAST_SOAK is set, and the long tests, unless ABCAST_LONG is; the longest first."""
+    left_out = [item for item in items if _asked_for(item) not in os.environ]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in set(left_out)]
     if rows := config.getoption("rows"):
         beyond = set(_beyond(rows, items))
         config.hook.pytest_deselected(items=list(beyond))
@@ -121,6 +120,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         limit_s = float(given.args[0] if given is not None else config.getini("timeout"))
         item.add_marker(pytest.mark.timeout(limit_s * PATIENCE), append=False)
     items.sort(key=lambda item: _rank(item))
+
+
+def _asked_for(item: pytest.Item) -> str:
+    """Return the variable of the environment that asks for that test: PATH, which is always set, for most."""
+    if item.get_closest_marker("soak"):
+        return "ABCAST_SOAK"
+    return "ABCAST_LONG" if item.get_closest_marker("long") else "PATH"
 
 
 def _rank(item: pytest.Item) -> int:

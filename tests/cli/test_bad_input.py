@@ -53,6 +53,7 @@ def _has_its_time(case: Case) -> bool:
     return case.timestamp_ms != TIMESTAMP_MS or case.name == "an incarnation of more than a day ahead"
 
 
+@pytest.mark.long
 def test_bad_input(pipeline: Pipeline) -> None:
     """Every bad record of the corpus becomes a dead letter that carries it whole, with the reason and the source; it
     takes no seqno; messages before, between and behind are ordered as if it were not there."""

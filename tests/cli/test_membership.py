@@ -13,7 +13,7 @@ from connectors import Member
 from tests.cli.conftest import SITE, Pipeline
 from tests.cli.process import ROOT
 
-pytestmark = [pytest.mark.broker, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.long, pytest.mark.broker, pytest.mark.timeout(400)]
 
 PROGRAM = (
     "import sys, time; from connectors import Member\n"

@@ -226,6 +226,7 @@ def test_broker_commands(tmp_path: Path) -> None:
     assert abcast_here("broker", "status", *directory, cwd=tmp_path).returncode == 1
 
 
+@pytest.mark.long
 def test_spark_submit(pipeline: Pipeline, tmp_path: Path) -> None:
     """`spark-submit jobs/sequence.py` sequences with the same options, and SIGTERM stops it with exit code 0."""
     group, site = "cli.submit", "submitted"

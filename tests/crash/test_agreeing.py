@@ -23,7 +23,7 @@ from tests.crash.processes import ABCAST, Process
 from tests.crash.scenario import Load, Scenario
 from tests.waiting import PATIENCE, WAIT, eventually
 
-pytestmark = [pytest.mark.crash, pytest.mark.broker]
+pytestmark = [pytest.mark.long, pytest.mark.crash, pytest.mark.broker]
 
 SUSPECT_AFTER_MS = 3_000
 PROBES = 5

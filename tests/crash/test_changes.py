@@ -148,6 +148,7 @@ def test_full_disk(small_disk: Path, scenario: Scenario) -> None:
     assert scenario.verify(sent, {"olga": observer.wait(len(sent))}) == len(sent)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_stop_signals(scenario: Scenario) -> None:
     """SIGTERM to all its processes stops `abcast run` in order under load, and leaves nothing behind while it starts.

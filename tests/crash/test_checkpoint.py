@@ -47,6 +47,7 @@ def test_spoilt_while_stopped(scenario: Scenario) -> None:
     assert scenario.verify(sent, {"olga": observer.wait(len(sent))}) == len(sent)
 
 
+@pytest.mark.long
 def test_spoilt_while_running(scenario: Scenario) -> None:
     """The job goes on without help, with a new query if need be; if the directory itself is gone, it says so."""
     load = scenario.load("alice")

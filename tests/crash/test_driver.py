@@ -201,6 +201,7 @@ def test_killed_workers(scenario: Scenario) -> None:
     process.stop()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_half_a_driver(scenario: Scenario, temporary_files: Path) -> None:
     """The driver is two processes. If either is killed, the other ends by itself, and the next start goes on.

@@ -174,6 +174,7 @@ def test_data_is_purged_below_what_every_site_has_read_and_all_go_on() -> None:
         assert world.messages(name) == [*before[name], *(b"%d" % number for number in range(12, 15))]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_day_of_an_idle_group() -> None:
     """A sixth of a day: DATA grows by 10 MB a day at most, and the memory not at all."""

@@ -235,6 +235,7 @@ def test_an_earlier_version_writes_during_the_rename(
     assert read_table_state(ledger).last_seqno == {"g": last}
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_a_ledger_that_is_set_back_to_before_the_rename(spark: SparkSession, tmp_path: Path) -> None:
     """Readers and the job say what to do, and the job's next start renames the column again."""

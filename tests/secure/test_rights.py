@@ -143,6 +143,7 @@ def test_an_open_broker_has_no_rights_to_give(broker: EmbeddedBroker, tmp_path: 
     assert (done.returncode, "has no authorizer" in done.stderr) == (1, True), done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.broker
 @pytest.mark.slow
 @pytest.mark.timeout(400)
@@ -231,6 +232,7 @@ def test_two_sites_that_agree(secure_broker: EmbeddedBroker, tmp_path: Path) -> 
     assert not [word for word in ("Authorization", "may not", "not checked", "Traceback") if word in lines], lines
 
 
+@pytest.mark.long
 @pytest.mark.broker
 @pytest.mark.slow
 @pytest.mark.timeout(400)

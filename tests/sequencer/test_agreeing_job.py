@@ -24,7 +24,7 @@ from jobs.terminal.streaming import JobThread, working
 from ordering.base.reader import Reader, Verdict
 from ordering.base.records import Data
 
-pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(300)]
 
 PATIENCE_S = 90.0
 SUSPECT_AFTER_MS = 60_000

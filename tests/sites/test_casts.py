@@ -13,7 +13,7 @@ from tests.sites.test_relay import messages
 from tests.sites.world import named
 from tests.waiting import WAIT, eventually
 
-pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(300)]
 
 ORDERS = ("causal", "total", "causal", "causal", "total", "fifo", "causal")
 

@@ -70,6 +70,7 @@ def test_a_new_site_begins_at_seqno_1(make_world: MakeWorld, mode: str) -> None:
     assert fifo(found) == {f"{nyc}/alice": messages("a", 300), f"{nyc}/bob": messages("b", 100)}
 
 
+@pytest.mark.long
 def test_a_mesh_site_that_was_cut_off_for_too_long(make_world: MakeWorld) -> None:
     """A relay has brought the beginning, a purge has deleted the rest, and takeovers have left DATA with more
     records than seqnos: the ledger fills the gap without a seam, and the relay goes on.

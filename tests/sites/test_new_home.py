@@ -16,7 +16,14 @@ from tests.sites.conftest import MakeWorld
 from tests.sites.test_relay import messages
 from tests.waiting import eventually
 
-pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.spark,
+    pytest.mark.broker,
+    pytest.mark.crash,
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+]
 
 
 def _no_answer(*_: object, **__: object) -> None:

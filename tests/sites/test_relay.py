@@ -37,6 +37,7 @@ def test_hub_one_order_for_the_world(make_world: MakeWorld) -> None:
     assert copy == original
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("on_spark", [0, *(pytest.param(count, marks=pytest.mark.soak) for count in (1, 3))])
 def test_sites_that_agree(make_world: MakeWorld, on_spark: int) -> None:
     """Three sites, two of them on one Kafka, order as one; the relays bring the other site's records."""
@@ -87,6 +88,7 @@ def test_three_sites_get_one_copy_each(make_world: MakeWorld, links: list[tuple[
             assert world.relayed_to(site) == 40
 
 
+@pytest.mark.long
 def test_members_of_a_mesh_broadcast(make_world: MakeWorld) -> None:
     """A member's messages reach the other site before, within and after a flush; so do a stranger's."""
     world = make_world("mesh", "nyc", "sfo")
@@ -118,6 +120,7 @@ def test_members_of_a_mesh_broadcast(make_world: MakeWorld) -> None:
             member.close(timeout=WAIT)
 
 
+@pytest.mark.long
 def test_a_link_that_is_taken_out_of_the_file(make_world: MakeWorld) -> None:
     """The link between two sites of a triangle is down for long; by the third site all gets through, once."""
     world = make_world("mesh", "nyc", "sfo", "lax")
@@ -155,6 +158,7 @@ def test_a_link_that_is_added_later(make_world: MakeWorld) -> None:
     assert fifo(found) == {f"{nyc}/alice": messages("a", 200) + messages("b", 20)}
 
 
+@pytest.mark.long
 def test_letters_and_replies_cross_sites(make_world: MakeWorld) -> None:
     """A letter finds a member of another site, and the reply to a delivery's sender its way back; also by a third."""
     world = make_world("mesh", "nyc", "sfo", "lax", links=[("nyc", "sfo"), ("sfo", "lax")])

@@ -45,6 +45,7 @@ def asked(data: Path, sql: str) -> list[tuple[Any, ...]]:
         return list(session.ask(sql).rows)
 
 
+@pytest.mark.long
 def test_each_cast_once(spark: SparkSession, tmp_path: Path) -> None:
     """Repeats in the log, records that are no casts, a batch that is tried again, a writer that another one
     overtook.

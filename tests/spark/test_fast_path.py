@@ -145,6 +145,7 @@ def table(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path
     return directory / "ledger"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_contiguous_records_are_read_once(spark: SparkSession, table: Path) -> None:
     """The reading rule is asked for the first batch, which begins with a seal, and never again, also with snapshots."""

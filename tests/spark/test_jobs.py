@@ -83,6 +83,7 @@ class _Trickle:
         self._thread.join(120)
 
 
+@pytest.mark.long
 def test_a_new_group_does_not_disturb_the_others(spark: SparkSession, options: JobOptions) -> None:
     create_topics(options.connection, "old", [options.site])
     with (

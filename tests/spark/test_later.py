@@ -58,6 +58,7 @@ def writer_of(directory: Path, start: Start) -> LedgerWriter:
     return LedgerWriter(directory / "ledger", {"g": start}, lambda _: 0)
 
 
+@pytest.mark.long
 def test_a_record_has_a_row_for_each_of_its_numbers(spark: SparkSession, tmp_path: Path) -> None:
     """Packs, and kinds of a later version. The batches may be cut anywhere, and the table may have some of a record's
     numbers.

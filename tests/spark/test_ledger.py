@@ -104,6 +104,7 @@ def expected(*seqnos: int) -> list[tuple[int, bytes]]:
     return [(seqno, b"m%d" % seqno) for seqno in seqnos]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("after", [2, 3])
 def test_a_table_that_is_set_back(spark: SparkSession, tmp_path: Path, after: int) -> None:
     """The table is set back between any two batches. No row is written behind the hole, and a new start fills it."""

@@ -24,7 +24,7 @@ from tests.spark.kafka_rows import source_frame
 from tests.spark.test_ledger import BEGINNING, expected, log_of, message, rows_of, writer_of
 from tests.waiting import WAIT, eventually
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.slow]
 
 DAYS_AGO_S = 3 * 86_400
 

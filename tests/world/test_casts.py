@@ -38,6 +38,7 @@ def test_seeds_that_showed_a_fault(seed: int) -> None:
     check(range(seed, seed + 1))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_what_is_rare_does_happen() -> None:
     seen = check(range(SEEDS_WITH_ALL_THAT_IS_RARE))

@@ -76,6 +76,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_joiner, "PATIENCE_S", 1.0)
 
 
+@pytest.mark.long
 @ON_A_BROKER
 @pytest.mark.timeout(150)
 @pytest.mark.usefixtures("impatient")
