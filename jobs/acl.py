@@ -79,6 +79,7 @@ def apply(
     sites: SitesFile = None,
     bootstrap_servers: BootstrapServers = None,
     kafka_config: KafkaConfig = None,
+    as_json: AsJson = False,
 ) -> None:
     """Give a role exactly its rights, in the configured Kafka.
 
@@ -90,6 +91,10 @@ def apply(
     rights = _rights(group, role, principal, site, source, target, sites, kafka_config)
     connection = connection_to(bootstrap_servers, kafka_config, "acl")
     grant(connection, principal, rights)
+    if as_json:
+        for right in rights:
+            typer.echo(json.dumps({"principal": principal, **right._asdict()}))
+        return
     where = connection.bootstrap_servers
     typer.echo(f"{principal} has the {len(rights)} rights of a {role.value} of {group} at {where}")
 

@@ -34,6 +34,7 @@ def start(
         bool | None, typer.Option("--secure", help="Use TLS, users with passwords, and ACLs that deny by default.")
     ] = None,
     user: Annotated[list[str] | None, typer.Option(help="Add this user to a secure broker; repeat for more.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Start the broker in the background. It runs until `abcast broker stop`, and keeps its data between runs.
 
@@ -46,23 +47,29 @@ def start(
     if user and broker.secure is None:
         raise UsageError("only a secure broker has users: add --secure, with a --dir that has no other broker.")
     started = broker.start(detached=True)
-    typer.echo(f"{'running' if started else 'was running already'} at {broker.bootstrap_servers}")
-    if broker.secure is not None:
-        for login in broker.secure.add_users(broker.bootstrap_servers, dict.fromkeys(["admin", *(user or [])])):
-            typer.echo(f"{login.stem} logs in with --kafka-config {login}")
+    if not as_json:
+        typer.echo(f"{'running' if started else 'was running already'} at {broker.bootstrap_servers}")
+    users = dict.fromkeys(["admin", *(user or [])])
+    logins = list(broker.secure.add_users(broker.bootstrap_servers, users)) if broker.secure is not None else []
+    if as_json:
+        files = {login.stem: str(login) for login in logins}
+        typer.echo(json.dumps({"started": started, "bootstrap_servers": broker.bootstrap_servers, "logins": files}))
+        return
+    for login in logins:
+        typer.echo(f"{login.stem} logs in with --kafka-config {login}")
 
 
 @app.command()
-def stop(directory: Directory = DEFAULT_DIRECTORY) -> None:
+def stop(directory: Directory = DEFAULT_DIRECTORY, as_json: AsJson = False) -> None:
     """Stop the broker."""
     from connectors.local.broker import EmbeddedBroker
 
     broker = EmbeddedBroker(directory)
-    if any(node.pid is not None for node in broker.status().nodes):
+    is_running = any(node.pid is not None for node in broker.status().nodes)
+    if is_running:
         broker.stop()
-        typer.echo("stopped")
-    else:
-        typer.echo("was not running")
+    typer.echo(json.dumps({"stopped": is_running}) if as_json else "stopped" if is_running else "was not running")
+    if not is_running:
         typer.echo(f"this is the broker of {directory.absolute()}; --dir names another", err=True)
 
 

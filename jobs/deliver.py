@@ -65,9 +65,7 @@ def deliver(
     ] = None,
     until_end: Annotated[
         bool,
-        typer.Option(
-            "--until-end", help="End after the messages that are there at the start: --timeout 0. Not with --casts."
-        ),
+        typer.Option("--until-end", help="End after the messages that are there at the start: --timeout 0."),
     ] = False,
     sender: Annotated[
         list[str] | None,
@@ -111,8 +109,6 @@ def deliver(
     if count == 0:
         return
     address = Address.parse(member, configured("site", DEFAULT_SITE))
-    if until_end and casts:
-        raise UsageError("casts have no end that --until-end could find: give --timeout with --casts.")
     if until_end and timeout is not None:
         raise UsageError("--until-end is --timeout 0: give one of them.")
     timeout = 0.0 if until_end else timeout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from jobs.terminal import interruption
-from jobs.terminal.options import run_script
+from jobs.terminal.options import AsJson, run_script
 
 if TYPE_CHECKING:
     from connectors.isis.machine import Event
@@ -40,6 +41,7 @@ def isis(
         float, typer.Option(min=0.1, max=3600, help="Seconds of silence after which a process is suspected.")
     ] = 2.0,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Report events on standard error.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Agree on one order with other processes, without Kafka.
 
@@ -64,7 +66,7 @@ def isis(
     faults = Faults(drop=drop, repeat=repeat, delay=DELAYS.delay if delays else 0.0)
     process = IsisProcess(hosts, process_id, faults=faults, suspect_after_ms=int(suspect_after * 1_000))
     try:
-        _run(process, process_id, count, verbose=verbose)
+        _run(process, process_id, count, verbose=verbose, as_json=as_json)
     except KeyboardInterrupt:
         interruption.taken()
     finally:
@@ -74,7 +76,7 @@ def isis(
                 typer.echo(f"{process_id}: {line}", err=True)
 
 
-def _run(process: IsisProcess, process_id: int, count: int, *, verbose: bool) -> None:
+def _run(process: IsisProcess, process_id: int, count: int, *, verbose: bool, as_json: bool) -> None:
     sent, reported = 0, set[str]()
     while True:
         while sent < count and process.process.in_flight < IN_FLIGHT_MESSAGES:
@@ -86,18 +88,22 @@ def _run(process: IsisProcess, process_id: int, count: int, *, verbose: bool) ->
             typer.echo(f"{process_id}: dropping datagrams {why} (said once)", err=True)
         if events:
             for event in events:
-                _say(process_id, event, verbose=verbose)
+                _say(process_id, event, verbose=verbose, as_json=as_json)
             sys.stdout.flush()
 
 
-def _say(process_id: int, event: Event, *, verbose: bool) -> None:
+def _say(process_id: int, event: Event, *, verbose: bool, as_json: bool) -> None:
     from connectors.isis.machine import BegunAgain
     from ordering.agreement.history import Gone
     from ordering.agreement.messages import DeliverRun, Installed, Stuck
 
     if isinstance(event, DeliverRun):
-        seq = f"({event.key}, {int(event.proposer.name)})"
-        sender = int(event.sender.name)
+        sender, proposer = int(event.sender.name), int(event.proposer.name)
+        if as_json:
+            row = {"process": process_id, "number": event.number, "sender": sender, "seq": [event.key, proposer]}
+            sys.stdout.write(json.dumps(row) + "\n")
+            return
+        seq = f"({event.key}, {proposer})"
         sys.stdout.write(f"{process_id}: Processed message {event.number} from sender {sender} with seq {seq}\n")
         return
     if isinstance(event, Gone):

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from jobs.terminal.options import DEFAULT_DATA, Data, require
+from jobs.terminal.options import DEFAULT_DATA, AsJson, Data, new_directory, require
 
 _MANAGERS = ("standalone", "yarn", "kubernetes")
 
 
 def package(
     directory: Annotated[
-        Path, typer.Argument(metavar="DIR", help="The directory to write to; created if it is missing.")
+        Path,
+        typer.Argument(
+            parser=new_directory, metavar="DIR", help="The directory to write to; created if it is missing."
+        ),
     ],
     master: Annotated[
         list[str] | None,
@@ -29,6 +33,7 @@ def package(
         typer.Option("--libraries/--no-libraries", help="Pack numpy, pandas and pyarrow, unless executors have them."),
     ] = True,
     data: Data = DEFAULT_DATA,
+    as_json: AsJson = False,
 ) -> None:
     """Write the files that executors of a Spark cluster need.
 
@@ -51,7 +56,12 @@ def package(
     typer.echo(
         f"wrote {packed.archive.name}, {len(packed.jars)} jars, {packed.script.name} ({size >> 20} MiB)", err=True
     )
+    job = ("run", "--data", str(data)) if is_remote else ("run",)
     for number, each in enumerate(masters):
+        line = submit_line(packed, each, python, job)
+        if as_json:
+            typer.echo(json.dumps({"master": each, "command": line}))
+            continue
         if len(masters) > 1:
             typer.echo(f"{'' if number == 0 else chr(10)}# {each}")
-        typer.echo(submit_line(packed, each, python, ("run", "--data", str(data)) if is_remote else ("run",)))
+        typer.echo(line)

@@ -52,6 +52,7 @@ def add(
     source: Annotated[str | None, typer.Option("--from", help="Mesh: the neighbour that wrote the ledger.")] = None,
     partitions: Annotated[int, typer.Option(min=1, max=1000, help="Partitions of the forward topic.")] = 1,
     replication_factor: Annotated[int, typer.Option(min=1, max=10, help="Copies of each partition.")] = 1,
+    as_json: AsJson = False,
 ) -> None:
     """Add a site to a group: create the topics, and write the history.
 
@@ -75,13 +76,17 @@ def add(
         from connectors.relay.bootstrap import bootstrap  # it needs an extra, so before anything is created
 
         write_history = functools.partial(bootstrap, topology, group, ledger, direction)
-    for topic in create_topics(connection, group, [name], partitions, replication_factor):
+    created = create_topics(connection, group, [name], partitions, replication_factor)
+    for topic in created if not as_json else ():
         typer.echo(f"created {topic}")
-    what = ""
+    last = 0
     if write_history is not None and direction is not None:
         with Progress("reading the ledger") as progress:
             last = write_history(lambda count: progress.say("writing the history", count), progress.advance)
-            what = f" with the history up to seqno {last} of {direction.source}"
+    if as_json:
+        typer.echo(json.dumps({"group": group, "site": name, "created": created, "last_seqno_of_ledger": last}))
+        return
+    what = f" with the history up to seqno {last} of {direction.source}" if write_history and direction else ""
     typer.echo(f"{name} has joined {group}{what}; the relay brings the rest")
 
 

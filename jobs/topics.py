@@ -20,6 +20,7 @@ from jobs.terminal.options import (
     connection_to,
 )
 from ordering.base.errors import AbcastError, UsageError, counted
+from ordering.base.formats import FIRST, NEWEST, known
 from ordering.base.names import DEFAULT_SITE, Topic
 
 SHORTEST_SILENCE_MS = 3_000
@@ -64,6 +65,7 @@ def create(
     data: Data = DEFAULT_DATA,
     bootstrap_servers: BootstrapServers = None,
     kafka_config: KafkaConfig = None,
+    as_json: AsJson = False,
 ) -> None:
     """Create the missing topics of a group.
 
@@ -79,11 +81,11 @@ def create(
     connection, sites = connection_to(bootstrap_servers, kafka_config, "topics"), site or [DEFAULT_SITE]
     check_layout(connection, group, sites, partitions, replication_factor)
     created = create_topics(connection, group, sites, partitions or 1, replication_factor or 1)
-    for name in created:
+    for name in created if not as_json else ():
         typer.echo(f"created {name}")
-    if not created:
+    if not created and not as_json:
         typer.echo("all topics exist already")
-    elif any(Topic.parse(name) == Topic(group, "data", at) for name in created for at in sites):
+    if any(Topic.parse(name) == Topic(group, "data", at) for name in created for at in sites):
         _warn_of_rows(group, data / "ledger")
     wanted = {
         "closed": closed,
@@ -91,8 +93,11 @@ def create(
         "suspect_after_ms": suspect_after_ms,
         "flush_timeout_ms": flush_timeout_ms,
     }
-    if changes := {name: value for name, value in wanted.items() if value is not None}:
-        holds = change_settings(connection, group, sites[0], **changes)
+    changes = {name: value for name, value in wanted.items() if value is not None}
+    holds = change_settings(connection, group, sites[0], **changes) if changes else None
+    if as_json:
+        typer.echo(json.dumps({"group": group, "created": created, "settings": changes, "in_force": holds}))
+    elif changes:
         when = "in force" if holds else "requested, and in force once a sequencer of the group has read it"
         typer.echo(f"{', '.join(f'{name} = {value}' for name, value in changes.items())}: {when}".lower())
 
@@ -119,21 +124,29 @@ def _warn_of_rows(group: str, ledger: Location) -> None:
 def upgrade(
     group: Group,
     site: Annotated[list[str] | None, typer.Option("--site", help="A site of the group; repeat for more.")] = None,
+    to: Annotated[
+        int | None,
+        typer.Option("--to", min=FIRST.number, max=NEWEST.number, help=f"The format (the newest, {NEWEST.number})."),
+    ] = None,
     why: Why = "",
     bootstrap_servers: BootstrapServers = None,
     kafka_config: KafkaConfig = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Give a group the newest format, for good.
+    """Give a group the newest format, or that of --to, for good.
 
-    Run it once all processes of the group know the format: an older process stops, and names the version to install.
-    The format is in force from the next start of the sequencer on.
+    Format 2 allows any later version's additions. Format 3 allows packs, too: several messages of a sender as one
+    record. Run it once all processes of the group know the format: an older process stops, and names the version to
+    install. The format is in force from the next start of the sequencer on. A group never gets a lower format.
     """
     from connectors.kafka.topics.upgrade import upgrade as upgraded
 
     connection = connection_to(bootstrap_servers, kafka_config, "topics")
     for name in site or [DEFAULT_SITE]:
-        done = upgraded(connection, group, name, why)
-        if done.before == done.after:
+        done = upgraded(connection, group, name, why, NEWEST if to is None else known(to))
+        if as_json:
+            typer.echo(json.dumps({"group": group, "site": name, **done._asdict()}))
+        elif done.before == done.after:
             typer.echo(f"{group} at {name} has format {done.after} already")
         else:
             typer.echo(
@@ -166,6 +179,7 @@ def delete(
     bootstrap_servers: BootstrapServers = None,
     kafka_config: KafkaConfig = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Delete a group's topics, and with them its order, for good. Without --site, at all sites of this Kafka.
 
@@ -184,8 +198,11 @@ def delete(
                 f"this deletes {counted(len(found), 'topic')} of group {group} for good: confirm with --yes."
             )
         for topic in found:
-            typer.echo(str(topic))
-        typer.confirm(f"Delete these {len(found)} topics and their whole order?", abort=True)
+            typer.echo(str(topic), err=as_json)
+        typer.confirm(f"Delete these {len(found)} topics and their whole order?", abort=True, err=as_json)
     delete_topics(connection, found)
+    if as_json:
+        typer.echo(json.dumps({"group": group, "deleted": list(map(str, found))}))
+        return
     for topic in found:
         typer.echo(f"deleted {topic}")

@@ -19,7 +19,16 @@ import typer
 
 from jobs.config import read_configuration
 from jobs.inspection.status import read_with_ledger
-from jobs.terminal.options import DEFAULT_DATA, BootstrapServers, Data, KafkaConfig, Site, connection_to
+from jobs.terminal.options import (
+    DEFAULT_DATA,
+    AsJson,
+    BootstrapServers,
+    Data,
+    KafkaConfig,
+    Site,
+    connection_to,
+    new_directory,
+)
 from ordering.base.errors import AbcastError, UsageError
 from ordering.base.names import DEFAULT_SITE
 
@@ -28,7 +37,9 @@ LOG_BYTES = 1_000_000
 
 
 def support(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A directory that is new, or empty.")],
+    directory: Annotated[
+        Path, typer.Argument(parser=new_directory, metavar="DIR", help="A directory that is new, or empty.")
+    ],
     log: Annotated[
         list[Path] | None, typer.Option(help="A log whose last megabyte to add; may be repeated. Read it first.")
     ] = None,
@@ -36,6 +47,7 @@ def support(
     kafka_config: KafkaConfig = None,
     site: Site = DEFAULT_SITE,
     data: Data = DEFAULT_DATA,
+    as_json: AsJson = False,
 ) -> None:
     """Write files for somebody who helps. Secrets of the configuration are masked, and no payload is read.
 
@@ -66,6 +78,10 @@ def support(
         "doctor": doctor,
         "status": status,
     }
+
+    def tell(file: Path) -> None:
+        typer.echo(json.dumps({"file": str(file)}) if as_json else file)
+
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     if any(directory.iterdir()):
         raise UsageError(f"{directory} has files: name a directory that is new, or empty.")
@@ -74,10 +90,10 @@ def support(
         with file.open("w", encoding="utf-8") as lines:
             for line in _or_its_sentence(part):
                 lines.write(f"{json.dumps(line)}\n")
-        typer.echo(file)
+        tell(file)
     for name, end in ends.items():
         (directory / name).write_bytes(end)
-        typer.echo(directory / name)
+        tell(directory / name)
 
 
 def _or_its_sentence(part: Callable[[], Iterator[Any]]) -> Iterator[Any]:

@@ -65,6 +65,13 @@ def location(text: object) -> Location:
     return parse_location(text)
 
 
+def new_directory(text: object) -> Path:
+    """Parse the name of a directory to write to. Raises UsageError for one that can only be a mistake."""
+    if not isinstance(text, str | os.PathLike) or not (name := os.fspath(text)) or not name.isprintable():
+        raise UsageError(f"{text!r} is no name of a directory.")
+    return Path(name)
+
+
 Data = Annotated[
     Location,
     typer.Option(

@@ -41,7 +41,7 @@ FORMATS = (FIRST, ADDITIONS, PACKS)
 """The formats that this version knows. A feature that readers must know is one more row; the sequencer uses it if
 `SequencerState.format` has it."""
 NEWEST = FORMATS[-1]
-"""The format that `abcast topics upgrade` gives."""
+"""The format that `abcast topics upgrade` gives, unless it is told another one."""
 NEW_GROUPS = ADDITIONS
 """The format with which a group begins."""
 

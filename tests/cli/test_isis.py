@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import socket
@@ -34,6 +35,15 @@ def test_a_process_prints_its_deliveries_and_stays_until_ctrl_c(tmp_path: Path) 
         run.process.send_signal(signal.SIGINT)
         assert run.process.wait(timeout=WAIT) == 0
         assert [LINE.fullmatch(line).groups() for line in run.lines] == [("1", "1"), ("2", "2"), ("3", "3")]  # type: ignore[union-attr]
+
+
+def test_deliveries_as_json(tmp_path: Path) -> None:
+    [port] = free_ports(1)
+    hosts = hostfile(tmp_path, "127.0.0.1")
+    with background(ABCAST, "isis", "-f", hosts, "-i", "0", "-c", "1", "-p", str(port), "--json", cwd=tmp_path) as run:
+        run.wait_for('"number"')
+        row = json.loads(run.lines[0])
+    assert row == {"process": 0, "number": 1, "sender": 0, "seq": [row["seq"][0], 0]}
 
 
 def test_help_teaches(tmp_path: Path) -> None:

@@ -89,7 +89,6 @@ def test_some_messages_are_printed(tmp_path: Path) -> None:
         (["deliver", "--grep", "("], "--grep '(' is no regular expression: "),
         (["deliver", "--grep", "a{99999999999}"], "is no regular expression: the repetition number is too large."),
         (["deliver", "--grep", "(" * 3_000 + ")" * 3_000], "is no regular expression: maximum recursion depth"),
-        (["deliver", "--until-end", "--casts"], "give --timeout with --casts."),
         (["deliver", "--sender", "a/b/c"], "write SITE/NAME"),
         (["deliver", "--until-end", "--timeout", "3"], "--until-end is --timeout 0: give one of them."),
         (["publish", "--header", "=x"], "--header '=x': write KEY=VALUE."),

@@ -55,6 +55,9 @@ ENDLESS = ("isis",)
 
 
 COMMANDS = dict(commands(command()))
+WRITES_FILES = ("directory", "output", "data", "work_dir", "outbox")
+"""Options and arguments that name what a command makes: only below its own directory."""
+BELOW = NONSENSE.filter(lambda name: not name.startswith("/") and ".." not in name)
 
 
 @st.composite
@@ -70,9 +73,10 @@ def command_lines(draw: st.DrawFn) -> list[str]:
         names = [*option.opts, *option.secondary_opts]
         is_flag = getattr(option, "is_flag", False)
         if option.param_type_name == "argument":
-            line.append(draw(NONSENSE))
+            line.append(draw(BELOW if option.name in WRITES_FILES else NONSENSE))
         else:
-            line += [draw(st.sampled_from(names))] if is_flag else [draw(st.sampled_from(names)), draw(NONSENSE)]
+            value = BELOW if option.name in WRITES_FILES else NONSENSE
+            line += [draw(st.sampled_from(names))] if is_flag else [draw(st.sampled_from(names)), draw(value)]
     if draw(st.booleans()):
         line += [part for needed in COMMANDS[name].params if needed.required for part in (*needed.opts[:1], "g")]
     return line
@@ -91,7 +95,8 @@ def test_any_configuration_file(run: Callable[[list[str]], str], data: st.DataOb
     """Keys that there are, with values of any type."""
     name = data.draw(st.sampled_from(sorted(set(COMMANDS) - {ENDLESS})))
     keys = st.sampled_from([option.name for option in COMMANDS[name].params if option.name != "help"])
-    values = data.draw(st.dictionaries(keys, VALUES, max_size=3))
+    drawn = data.draw(st.dictionaries(keys, VALUES, max_size=3))
+    values = {key: data.draw(BELOW) if key in WRITES_FILES else value for key, value in drawn.items()}
     lines = [
         f"[{'.'.join(name)}]",
         *(f"{key} = {toml(value)}" for key, value in values.items() if key not in ("watch", "until_healthy")),
@@ -127,6 +132,8 @@ def test_any_bytes_as_a_file(run: Callable[[list[str]], str], raw: bytes) -> Non
         (["status"], {"ABCAST_LOG_LEVEL": "banana"}, "ABCAST_LOG_LEVEL is one of DEBUG, INFO"),
         (["publish", "-g", "g", "-m", "a", "/"], {"ABCAST_BOOTSTRAP_SERVERS": "127.0.0.1:1"}, "/ can't be read"),
         (["check", "-g", "g", "--sites", "/"], {}, "Is a directory"),
+        (["support", ""], {}, "'' is no name of a directory"),
+        (["package", "a\tb"], {}, "'a\\tb' is no name of a directory"),
         (["broker", "start", "--port", "65535", "--nodes", "3"], {}, "There are no 3 ports from 65535 on"),
     ],
 )

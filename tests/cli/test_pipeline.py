@@ -34,6 +34,9 @@ def test_topics(pipeline: Pipeline) -> None:
     ]
     assert pipeline.abcast(*create).stdout.splitlines() == [f"created {name}" for name in names]
     assert pipeline.abcast(*create).stdout == "all topics exist already\n"
+    [again] = pipeline.json_lines(*create, "--closed")
+    settings = {"closed": True}
+    assert again == {"group": "cli.topics", "created": [], "settings": settings, "in_force": again["in_force"]}
     assert set(names) <= set(pipeline.abcast("topics", "list").stdout.split())
     assert {"topic": names[6], "group": "cli.topics", "role": "forward", "site": SITE} in pipeline.json_lines(
         "topics", "list"
@@ -89,7 +92,8 @@ def test_dead_letters_and_the_end_of_a_group(pipeline: Pipeline) -> None:
 
     asked = pipeline.abcast("topics", "delete", *of_group)
     assert (asked.returncode, asked.stdout) == (2, "")
-    assert len(pipeline.abcast("topics", "delete", *of_group, "--yes").stdout.splitlines()) == 7
+    [deleted] = pipeline.json_lines("topics", "delete", *of_group, "--yes")
+    assert (deleted["group"], len(deleted["deleted"])) == (group, 7)
     assert group not in pipeline.abcast("topics", "list").stdout
 
 
@@ -219,9 +223,11 @@ def test_broker_commands(tmp_path: Path) -> None:
         assert started.stdout == f"running at {status['bootstrap_servers']}\n"
         again = abcast_here("broker", "start", *directory, cwd=tmp_path)
         assert again.stdout == f"was running already at {status['bootstrap_servers']}\n"
+        told = json.loads(abcast_here("broker", "start", "--json", *directory, cwd=tmp_path).stdout)
+        assert told == {"started": False, "bootstrap_servers": status["bootstrap_servers"], "logins": {}}
     finally:
-        stopped = abcast_here("broker", "stop", *directory, cwd=tmp_path)
-    assert stopped.stdout == "stopped\n"
+        stopped = abcast_here("broker", "stop", "--json", *directory, cwd=tmp_path)
+    assert json.loads(stopped.stdout) == {"stopped": True}
     assert abcast_here("broker", "stop", *directory, cwd=tmp_path).stdout == "was not running\n"
     assert abcast_here("broker", "status", *directory, cwd=tmp_path).returncode == 1
 

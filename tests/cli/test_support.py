@@ -48,6 +48,9 @@ def test_without_a_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         2,
         "abcast: out has files: name a directory that is new, or empty.\n",
     )
+    (tmp_path / "json").mkdir()
+    shown = abcast_here("support", "json", "--json", cwd=tmp_path, variables=variables)
+    assert [json.loads(line)["file"] for line in shown.stdout.splitlines()] == [f"json/{name}" for name in names[:4]]
     missing = abcast_here("support", "other", "--log", "no.log", cwd=tmp_path, variables=variables)
     assert missing.stderr == "abcast: no.log can't be read: No such file or directory.\n"
     assert not (tmp_path / "other").exists()

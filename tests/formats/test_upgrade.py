@@ -236,6 +236,23 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, sites: list[str]) -> None:
         assert [(act.act, act.what, act.why) for act in acts] == [("upgrade", "format 3 at nyc", "all can")]
 
 
+def test_the_command_gives_the_format_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group with that format, or a later one, keeps what it has."""
+    kafka = of_first_version()
+    monkeypatch.setattr(topics, "connection_to", lambda *_: kafka)
+
+    def upgraded(number: int) -> Any:
+        line = ["upgrade", "--group", "g", "--site", "nyc", "--to", str(number), "--json"]
+        row = json.loads(CliRunner().invoke(topics.app, line).output)
+        return row["before"], row["after"]
+
+    assert [upgraded(number) for number in (2, 1, 2)] == [(1, 2), (2, 2), (2, 2)]
+    assert take_over(kafka, "g", "nyc").format == ADDITIONS.number
+    assert [upgraded(number) for number in (3, 2)] == [(2, 3), (3, 3)]
+    refused = CliRunner().invoke(topics.app, ["upgrade", "--group", "g", "--to", str(NEWEST.number + 1)])
+    assert (refused.exit_code, kafka.topics.partitions[EPOCHS][-1].value) == (2, b"3 0.2.0")
+
+
 def test_a_copy_has_the_format_of_its_home() -> None:
     """Also where its readers begin with a ledger's state, which knows no format."""
     kafka = MemoryConnection()

@@ -208,10 +208,12 @@ def test_two_sites_that_agree(secure_broker: EmbeddedBroker, tmp_path: Path) -> 
             files[role, site] = ("--kafka-config", login_file(secure_broker, user))
             done = abcast_here(
                 *("acl", "apply", "-g", group, "--role", role, "--principal", f"User:{user}", "--site", site),
-                *("--sites", sites, "--kafka-config", login_file(secure_broker, "admin")),
+                *("--sites", sites, "--kafka-config", login_file(secure_broker, "admin"), "--json"),
                 cwd=tmp_path,
             )
             assert done.returncode == 0, done.stderr
+            given = [json.loads(line) for line in done.stdout.splitlines()]
+            assert {right["principal"] for right in given} == {f"User:{user}"}
     decide = ("sequence", "--engine", "process", "--sites", sites, "--site")
     with (
         background(ABCAST, *decide, "a", "--data", tmp_path / "a", *files["sequencer", "a"], cwd=tmp_path) as at_a,

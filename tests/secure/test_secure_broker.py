@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import stat
 import subprocess
 from pathlib import Path
@@ -89,6 +90,10 @@ def test_what_the_command_says(secure_broker: EmbeddedBroker, tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
     files = [line.rpartition(" ")[2] for line in done.stdout.splitlines()[1:]]
     assert [Path(file).stem for file in files] == ["admin", "bob"]
+    told = json.loads(
+        abcast_here("broker", "start", "--secure", "--user", "bob", "--json", *place, cwd=tmp_path).stdout
+    )
+    assert (told["started"], told["logins"]) == (False, dict(zip(("admin", "bob"), files, strict=True)))
     listed = abcast_here("topics", "list", "--kafka-config", files[0], cwd=tmp_path)
     assert listed.returncode == 0, listed.stderr
     for wrong in ("broker", "a b", "../x"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import shlex
 import subprocess
 import sys
@@ -64,6 +65,9 @@ def test_tables_on_s3_take_their_jars_along(tmp_path: Path) -> None:
     done = abcast_here(*asked, "--data", "tables", cwd=tmp_path)
     check_hashes(tmp_path / "packed" / "jars", *FOR_SPARK)
     assert words(done.stdout)[-1] == "run"
+    done = abcast_here(*asked, "--json", cwd=tmp_path)
+    row = json.loads(done.stdout)
+    assert (row["master"], words(row["command"])[-1]) == ("spark://h:1", "run")
 
 
 @pytest.mark.parametrize("manager", Manager)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from itertools import islice
 from pathlib import Path
@@ -69,6 +70,8 @@ def test_a_new_site_gets_the_history(broker: EmbeddedBroker, server: S3Server, t
     add = ("site", "add", "sfo", "--group", "added", "--sites", sites, "--ledger", str(ledger))
     done = abcast_here(*add, cwd=tmp_path, variables=server.variables)
     assert (done.returncode, "with the history up to seqno 30 of nyc" in done.stdout) == (0, True), done.stderr
+    told = json.loads(abcast_here(*add, "--json", cwd=tmp_path, variables=server.variables).stdout)
+    assert told == {"group": "added", "site": "sfo", "created": [], "last_seqno_of_ledger": 30}
     with Member("added", "sfo/bob", connection=connection) as bob:
         found = list(islice(bob.deliveries(from_seqno=1, timeout=WAIT), len(PAYLOADS)))
     assert [delivery.payload for delivery in found] == PAYLOADS

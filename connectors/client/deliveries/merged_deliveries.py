@@ -228,6 +228,7 @@ class MergedDeliveries(Deliveries):
         super().__init__(source.connection, source.group, source.address, from_seqno, timeout, None, **options)
         self._source = source
         self._is_shared = is_shared
+        self._may_end = timeout is not None
         self._in_hand: list[Cast | OrderedRecord] = []  # the first records of the log's `ready`
         self._log: MergedLog | None = None
 
@@ -263,11 +264,14 @@ class MergedDeliveries(Deliveries):
         if self._events is not None and first <= self._counted:
             yield from self._events_of_a_state(memory)
         log = self._log = self._source.open(first, or_end=self.from_seqno is not None)
+        if self._may_end:
+            log.ask_for_end()
         seqno = max(first - 1, self._counted)
         while True:
             if len(log.ready) == len(self._in_hand):
                 # Only now: records that were read, and wait for the hub, were in the log, too.
-                self._silence.read_up_to(log.position)
+                if log.has_taken_all:
+                    self._silence.read_up_to(log.position)
                 log.step(log.read(self._gathering.patience(POLL_S)))
                 yield []
             while len(log.ready) > len(self._in_hand):  # those in hand wait for the end of their list

@@ -2,7 +2,7 @@
 
 Invariant. `take` returns the casts of each partition in the order of their offsets. After `again`, it returns them from
 the given offsets on: casts that the reader's thread had read, or was just reading, from another place are dropped until
-the thread has gone back. `has_taken_all`: all casts that the own topic had at the last `ask_for_end` were taken, and
+the thread has gone back. `has_taken_all`: all casts that the topics had at the last `ask_for_end` were taken, and
 those from the given offsets on once more, if `again` was called since.
 
 Bounded: `is_full` tells the reader's thread to read no further.
@@ -89,7 +89,7 @@ class CastBuffer:
         self.next.update(offsets)
 
     def ask_for_end(self) -> None:
-        """Ask the reader's thread for the end of the site's own topic, in place of an earlier request."""
+        """Ask the reader's thread for the ends of the topics, in place of an earlier request."""
         with self._lock:
             self.asked += 1
 

@@ -53,7 +53,7 @@ class CastTopics(NamedTuple):
 
     def partitions(self) -> list[TopicPartition]:
         """Return all partitions that there are now, the site's own first. Raises TopicMissing, BrokerUnreachable."""
-        own = self.own_partitions()
+        own = [TopicPartition(self._own, number) for number in sorted(self.metadata.partitions_of(self._own))]
         if not own:
             raise TopicMissing(
                 f"topic {self._own} does not exist in the Kafka at {self.connection.bootstrap_servers}: messages in "
@@ -61,10 +61,6 @@ class CastTopics(NamedTuple):
                 "creates what is missing."
             )
         return own + self.beside(own, 0.0)
-
-    def own_partitions(self) -> list[TopicPartition]:
-        """Return the partitions of the site's own topic. Raises BrokerUnreachable."""
-        return [TopicPartition(self._own, number) for number in sorted(self.metadata.partitions_of(self._own))]
 
     def beside(self, known: Collection[TopicPartition], max_age_s: float) -> list[TopicPartition]:
         """Return the partitions not in `known`, from a list of topics at most `max_age_s` old.
@@ -160,7 +156,7 @@ class CastReader:
                 return
             self._asks_at = time.monotonic() + ASK_EVERY_S
             try:
-                places = self._topics.own_partitions()
+                places = self._topics.partitions()
                 # A former leader that is cut off does not know the newest casts: no end of its is high enough.
                 ends = self._consumer.end_offsets(places, reached=dict.fromkeys(places, sys.maxsize))
             except (AbcastError, KafkaError):

@@ -95,6 +95,15 @@ class MergedLog:
         """Return the offset of the next record of DATA to read."""
         return self._log_reader.position
 
+    def ask_for_end(self) -> None:
+        """Note where the casts end now, for `has_taken_all`."""
+        self._casts.ask_for_end()
+
+    @property
+    def has_taken_all(self) -> bool:
+        """Whether the log has taken all casts that there were when it was last asked for their end."""
+        return self._casts.has_taken_all
+
     def read(self, timeout: float) -> list[Found]:
         """Read on; return the casts that came, and keep the DATA for `step`. Wait up to `timeout` seconds for either.
 

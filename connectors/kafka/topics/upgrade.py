@@ -10,7 +10,7 @@ from connectors.kafka.connection.sending import append
 from connectors.kafka.log.acts import act_header, act_of_this_user
 from connectors.kafka.log.data_log import DataLog
 from ordering.base.errors import UsageError
-from ordering.base.formats import NEWEST
+from ordering.base.formats import NEWEST, Format, known
 
 
 class Upgraded(NamedTuple):
@@ -21,8 +21,8 @@ class Upgraded(NamedTuple):
     version: str
 
 
-def upgrade(connection: Connection, group: str, site: str, why: str = "") -> Upgraded:
-    """Give the group the newest format at that site. Idempotent.
+def upgrade(connection: Connection, group: str, site: str, why: str = "", to: Format = NEWEST) -> Upgraded:
+    """Give the group the format `to` at that site, unless it has that one or a later one. Idempotent.
 
     The format is one record, which each later claim repeats. The record names this process's user, and `why`.
 
@@ -32,8 +32,9 @@ def upgrade(connection: Connection, group: str, site: str, why: str = "") -> Upg
         if data.is_copy():
             raise UsageError(f"{data.topic} is the copy of another site's: upgrade the group there.")
         before = data.epochs.read().format
-        if before < NEWEST.number:
-            value, headers = encode_format(NEWEST)
-            act = act_of_this_user("upgrade", f"format {NEWEST.number} at {site}", why)
-            append(connection, data.epochs.topic, (None, value, [*headers, act_header(act)]))
-    return Upgraded(before, NEWEST.number, NEWEST.version)
+        if before >= to.number:
+            return Upgraded(before, before, known(before).version)
+        value, headers = encode_format(to)
+        act = act_of_this_user("upgrade", f"format {to.number} at {site}", why)
+        append(connection, data.epochs.topic, (None, value, [*headers, act_header(act)]))
+    return Upgraded(before, to.number, to.version)

@@ -51,6 +51,16 @@ def test_fifo_in_an_open_group(connection: Connection, group: str) -> None:
         assert [(each.seqno, each.payload) for each in seen if each.order == "total"] == [(seqno, b"total")]
 
 
+def test_with_a_timeout_of_0_casts_that_are_there_come_first(connection: Connection, group: str) -> None:
+    """Casts are in other topics than DATA. The end of DATA says nothing about the ends of these topics."""
+    with contextlib.ExitStack() as closing:
+        a, b = (closing.enter_context(with_casts(connection, group, name)) for name in "ab")
+        receipts = [a.broadcast(b"%d" % number, order="fifo") for number in range(2_000)]
+        assert [receipt.result(WAIT) for receipt in receipts] == list(range(1, 2_001))
+        assert [each.local_seqno for each in b.deliveries(timeout=0)] == list(range(1, 2_001))
+        assert list(b.deliveries(timeout=0)) == []
+
+
 def test_from_any_seqno(connection: Connection, group: str) -> None:
     """DATA has snapshots between the messages, so a seqno tells no exact offset."""
     with contextlib.ExitStack() as closing:

@@ -70,7 +70,7 @@ def test_a_former_leader_tells_no_end(known: int) -> None:
     topics: Any = SimpleNamespace(
         connection=SimpleNamespace(consumer=lambda: consumer),
         beside=lambda *_: [],
-        own_partitions=lambda: [PLACE],
+        partitions=lambda: [PLACE],
     )
     reader = CastReader(topics, {PLACE: 0}, lambda: None)
     taken = list[int]()
