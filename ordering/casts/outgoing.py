@@ -105,9 +105,12 @@ class Outgoing:
         self._look_who_is_in()
         return self._uncounted_in is None
 
-    def inherit(self, local_seqno: int) -> None:
-        """Note that the forward table's messages up to `local_seqno` come from an earlier start, and not by `send`."""
-        self._inherited = local_seqno
+    def inherit(self, local_seqno: int, ordered: int = 0) -> None:
+        """Note that the forward table's messages up to `local_seqno` come from an earlier start, and not by `send`.
+
+        Those up to `ordered` are known to be in DATA. The receiver may come to them later.
+        """
+        self._inherited, self._ordered = local_seqno, max(self._ordered, ordered)
 
     @property
     def was_put_out(self) -> bool:
@@ -147,7 +150,7 @@ class Outgoing:
             return
         if record.member == self.member:
             self._ordered = max(self._ordered, record.local_seqno)
-            self._in_flight -= record.kind == MESSAGE and not 0 < record.local_seqno <= self._inherited
+            self._in_flight -= record.kind == MESSAGE and record.local_seqno > self._inherited
         if record.kind == VIEW:
             self._look_who_is_in()
         if record.kind == STOP_FLUSH:

@@ -18,7 +18,7 @@ from connectors.relay.hub import HomeData, SiteForward
 from connectors.relay.job import Relay
 from connectors.testing.memory_topics import WRITES
 from ordering.base.errors import AbcastError, BrokerUnreachable, CastMissing
-from ordering.casts.casts import Cast
+from ordering.casts.casts import TOTAL, Cast
 from ordering.checker.anomalies import LOST
 from ordering.participant.participant_events import Asked
 from ordering.participant.participant_table import Cause
@@ -151,16 +151,19 @@ class CastActions(World[CastSite]):
     def end_process(self, member: Member) -> None:
         """Kill a process. Others may lack what it leaves behind, until a start of the name sends it.
 
-        Without a flush they may lack it for good, although some, who began behind a hole among its casts, have it.
+        Without a flush they may lack it for good, although some, who began behind a hole among its casts, have it. An
+        outbox has no cast that is in the log: a view may end without it.
         """
         self.tell(f"{member.name} is killed")
-        for number in member.unwritten if self.is_lax and member.outbox is None else ():
+        unwritten = member.unwritten
+        for number in unwritten if self.is_lax and member.outbox is None else ():
             self.judge.may_lack(number)
         member.kill()
         self.members.remove(member)
-        for seen in self.judge.messages:
-            if seen.process is member:
-                seen.process = member.address if member.outbox is not None else None
+        for number, message in enumerate(self.judge.messages):
+            if message.process is member:
+                is_kept = member.outbox is not None and (message.order == TOTAL or number in unwritten)
+                message.process = member.address if is_kept else None
 
     def _tail(self) -> None:
         self.turn("tail")

@@ -51,7 +51,7 @@ from tests.world.group_actors import (
 )
 from tests.world.group_history import Action, History, history
 from tests.world.guests import Guests
-from tests.world.kafka import WorldConnection, WorldKafka, partition
+from tests.world.kafka import TooLarge, WorldConnection, WorldKafka, partition
 from tests.world.ledgers import LedgerWriter, Table
 from tests.world.shrinking import drop_actions
 from tests.world.stepping import InTurn, Process, Stepped
@@ -415,7 +415,11 @@ class GroupWorld(World[_Site]):
         again = list[OnItsWay]()
         for each in wire[:count]:
             if self.dice.random() < share and not self.kafka.topics.lacks(each.sent.topic_partition, WRITES):
-                self.kafka.write(each)
+                try:
+                    self.kafka.write(each)
+                except TooLarge:  # and the records behind it with it
+                    wire.clear()
+                    break
                 if each.sent.topic_partition.topic == FORWARD.topic and self._is_bad():
                     again.append(each)
         del wire[:count]

@@ -173,9 +173,12 @@ class Caster:
         with self._hub.lock:
             return self._hub.receiver.seqno >= view_seqno and self._outgoing.knows_its_count
 
-    def inherit(self, local_seqno: int) -> None:
-        """Note that the forward table up to `local_seqno` is from an earlier start, or incarnation."""
-        self._outgoing.inherit(local_seqno)
+    def inherit(self, local_seqno: int, ordered: int = 0) -> None:
+        """Note that the forward table up to `local_seqno` is from an earlier start, or incarnation.
+
+        Its records up to `ordered` are in DATA.
+        """
+        self._outgoing.inherit(local_seqno, ordered)
 
     def _take_up_inherited(self) -> None:
         while self._inherited and not self._outgoing.was_put_out:

@@ -107,8 +107,8 @@ class SendQueue:
             heard=self.release_all,
             end=self._end,
         )
-        self._inherited = pending_messages.table.last if len(pending_messages.table) else 0
-        self.caster.inherit(self._inherited)
+        self._inherited = pending_messages.table.last
+        self.caster.inherit(self._inherited, pending_messages.table.acknowledged)
 
     # --- under the lock ---
 

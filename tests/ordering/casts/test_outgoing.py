@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from ordering.base.errors import UsageError
@@ -22,6 +24,7 @@ class Member:
         self.receiver = CausalReceiver()
         self.outgoing = Outgoing(A, self.receiver, max_records=3)
         self.seqno = 0
+        self.ordered = Counter[MemberIncarnation]()
         self.order(VIEW, view=1, lives=(A, B))
 
     def take(self, record: Cast | OrderedRecord) -> None:
@@ -36,7 +39,8 @@ class Member:
         lives: tuple[MemberIncarnation, ...] = (),
     ) -> None:
         self.seqno += 1
-        self.take(OrderedRecord(self.seqno, kind, *life, view=view, members=lives))
+        self.ordered[life] += 1
+        self.take(OrderedRecord(self.seqno, kind, *life, self.ordered[life], view=view, members=lives))
 
     def send(self, *orders: str) -> list[Cast | Broadcast]:
         for order in orders:
@@ -74,6 +78,26 @@ def test_a_causal_cast_waits_until_its_sender_has_delivered_its_own_broadcasts()
     assert len(member.send(TOTAL, CAUSAL, FIFO)) == 1
     member.order(MESSAGE, A)
     assert member.send() == [Cast(*A, 1, b"", CAUSAL, 1, 2, "0"), Cast(*A, 2, view=1)]
+
+
+def test_the_broadcasts_of_an_earlier_process_are_none_of_its_own() -> None:
+    """A causal cast waits for the next one all the same."""
+    member = Member()
+    member.outgoing.inherit(1, ordered=1)
+    member.order(MESSAGE, A)
+    assert [type(sent) for sent in member.send(TOTAL, CAUSAL)] == [Broadcast]
+    member.order(MESSAGE, A)
+    assert [type(sent) for sent in member.send()] == [Cast]
+
+
+def test_a_causal_cast_waits_for_the_broadcasts_that_an_earlier_process_has_left() -> None:
+    member = Member()
+    member.outgoing.inherit(2, ordered=1)
+    assert member.send(CAUSAL) == []
+    member.order(MESSAGE, A)
+    assert member.send() == []
+    member.order(MESSAGE, A)
+    assert [type(sent) for sent in member.send()] == [Cast]
 
 
 def test_a_fifo_cast_waits_for_nothing() -> None:
