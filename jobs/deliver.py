@@ -28,6 +28,7 @@ from jobs.terminal.options import (
     run_script,
 )
 from jobs.terminal.rows import as_text, json_entry
+from jobs.terminal.times import time_ms
 from ordering.base.errors import UsageError
 from ordering.base.names import DEFAULT_SITE, Address
 from ordering.casts.casts import TOTAL
@@ -53,10 +54,19 @@ def deliver(
             help="First seqno; default: after the last one that this member took, or 1. The position stays as it is.",
         ),
     ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            metavar="10m|TIME",
+            help="Begin with messages that are as young: 90s, 10m, 2h, 7d, or since 2026-11-27T12:30 (UTC, or with a "
+            "zone). The position stays as it is.",
+        ),
+    ] = None,
     remember: Annotated[
         bool,
         typer.Option(
-            "--remember", help="With --from-seqno: move the position, so that the next run resumes after this one."
+            "--remember",
+            help="With --from-seqno or --since: move the position, so that the next run resumes after this one.",
         ),
     ] = False,
     count: Annotated[int | None, typer.Option(min=0, help="End after this many deliveries.")] = None,
@@ -103,20 +113,29 @@ def deliver(
     `payload_base64`), `view_id` in a group with members, `headers` if there are any, and `order` if the message is not
     total (`fifo` or `causal`, with seqno 0). With --events, some lines have an `event` (`view`, `block`, `unblock`,
     `remote-view`) in the place of a sender; with --casts, `begin` comes first.
+
+    --since goes by the broker's time of each record of DATA: when the message was ordered. If Kafka may have dropped
+    messages of that time, --ledger is needed, and tells them.
     """
     from connectors import Member as MemberClient
+    from connectors.client.deliveries.since import seqno_since
 
     if count == 0:
         return
     address = Address.parse(member, configured("site", DEFAULT_SITE))
     if until_end and timeout is not None:
         raise UsageError("--until-end is --timeout 0: give one of them.")
+    if since is not None and from_seqno is not None:
+        raise UsageError("--since and --from-seqno both say where to begin: give one of them.")
+    since_ms = None if since is None else time_ms(since, "--since")
     timeout = 0.0 if until_end else timeout
     wanted = _Wanted.parse(sender or (), grep, address.site)
     connection = connection_to(bootstrap_servers, kafka_config, str(address))
     with MemberClient(group, str(address), connection=connection, ledger=ledger, casts=casts) as client:
         taken = 0
         try:
+            if since_ms is not None:
+                from_seqno = seqno_since(connection, group, address.site, since_ms, ledger)
             stream: Stream[Any] = (
                 client.deliveries(from_seqno, timeout, events=True, remember=remember)
                 if events

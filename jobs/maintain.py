@@ -6,7 +6,6 @@ import functools
 import json
 import logging
 import os
-import re
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
@@ -27,6 +26,7 @@ from jobs.terminal.options import (
 )
 from jobs.terminal.sites_option import SitesFile, kafka_of_site, optional_sites
 from jobs.terminal.streaming import job_options, session_of_command
+from jobs.terminal.times import seconds
 from ordering.base.errors import AbcastError, UsageError
 from ordering.base.names import DEFAULT_SITE
 
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from connectors.spark.job import JobOptions, SparkJob
     from jobs.terminal.streaming import MakeJob
 
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-SHORTEST_S = 10
 SHORTEST_IDLE_S = 2 * 86_400
 SHORTEST_DATA_S = 2 * 3600
 
@@ -187,17 +185,6 @@ def every(pause_s: float, sites: Sites | None, site: str, data_s: float | None =
         return MaintenanceJob(spark, options, pause_s, wanted)
 
     return make
-
-
-def seconds(text: str, name: str) -> float:
-    """Return the seconds of a duration such as 90s, 30m, 1h or 7d. `name`: its option.
-
-    Raises UsageError for another form, or less than SHORTEST_S.
-    """
-    match = re.fullmatch(r"([1-9][0-9]{0,5})([smhd])", text)
-    if match is None or int(match[1]) * _UNITS[match[2]] < SHORTEST_S:
-        raise UsageError(f"{name} is {text!r}: give a number and s, m, h or d, such as 1h, and {SHORTEST_S}s or more.")
-    return float(int(match[1]) * _UNITS[match[2]])
 
 
 def _as_json(done: Maintained, *, dry_run: bool) -> str:

@@ -9,7 +9,7 @@ import typer
 
 from connectors.kafka.groups.group_choice import LOOK_EVERY_S
 from jobs.listening import Listen, listening
-from jobs.maintain import DataRetention, every, kept_of_data, seconds
+from jobs.maintain import DataRetention, every, kept_of_data
 from jobs.terminal import interruption
 from jobs.terminal.engine_option import AgreementOption, Engine, EngineOption, agreement_of, engine_job, tune
 from jobs.terminal.ledger_process import LedgerProcess
@@ -29,6 +29,7 @@ from jobs.terminal.options import (
 )
 from jobs.terminal.sites_option import SitesFile, kafka_of_site, optional_sites
 from jobs.terminal.streaming import STOPPING, Relays, Served, await_end, job_options, run_jobs, served, working
+from jobs.terminal.times import seconds
 from ordering.base.errors import UsageError
 from ordering.base.names import DEFAULT_SITE
 

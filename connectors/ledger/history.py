@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from connectors.ledger.row import GROUP
@@ -12,6 +13,7 @@ from ordering.base.records import MESSAGE
 
 if TYPE_CHECKING:
     from pyarrow import Table
+    from pyarrow.compute import Expression
     from pyarrow.dataset import Dataset
 
 FIRST_CHUNK_ROWS = 256
@@ -64,6 +66,26 @@ def _end_of_whole(rows: Sequence[Mapping[str, Any]]) -> int:
     while offset is not None and end and rows[end - 1]["data_offset"] == offset:
         end -= 1
     return end
+
+
+def first_seqno_since(directory: Location, group: str, at_ms: int) -> int:
+    """Return the group's first seqno that was sequenced at `at_ms` (ms since the epoch) or later.
+
+    If no row is that young, return the seqno behind the last row. Raises UsageError if there is no table in
+    `directory`, LedgerUnreadable.
+    """
+    import pyarrow.compute as pc
+    from pyarrow.dataset import field
+
+    def seqnos(wanted: Expression) -> dict[str, int | None]:
+        rows = table.to_table(columns=["seqno"], filter=(field(GROUP) == group) & wanted)
+        found: dict[str, int | None] = pc.min_max(rows["seqno"]).as_py()
+        return found
+
+    table = _dataset(directory)
+    at = datetime.fromtimestamp(at_ms / 1000, timezone.utc)
+    young = seqnos(field("sequenced_at") >= at)["min"]
+    return young or (seqnos(field("seqno") > 0)["max"] or 0) + 1
 
 
 def message_numbers(directory: Location, group: str) -> Table:

@@ -17,7 +17,7 @@ from connectors.ledger.table_state import LedgerDamaged
 from connectors.local.broker import EmbeddedBroker
 from connectors.spark.job import JobOptions
 from jobs.cli import app
-from jobs.maintain import seconds
+from jobs.terminal.times import seconds
 from ordering.base.errors import AbcastError, BrokerUnreachable, HistoryUnavailable, UsageError
 
 SITE = "care"

@@ -136,7 +136,14 @@ class DataLog:
         newest = newest_record(self.connection, self._consumer, self.partition, beginning, end)
         if newest is None:
             return beginning
-        at_ms = max(0, newest.timestamp - int(seconds * 1000))
+        return self.offset_since(max(0, newest.timestamp - int(seconds * 1000)))
+
+    def offset_since(self, at_ms: int) -> int:
+        """Return the offset of the first record with that timestamp, in ms since the epoch, or a later one; or the end.
+
+        Raises BrokerUnreachable.
+        """
+        end = self.end()
         with self.connection.reachable("READ", self.partition.topic):
             found = self._consumer.offsets_for_times({self.partition: at_ms}).get(self.partition)
         return int(found.offset) if found is not None else end
