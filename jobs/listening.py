@@ -18,6 +18,7 @@ from jobs.terminal.options import Location, require
 from jobs.terminal.streaming import Served, running_jobs
 
 if TYPE_CHECKING:
+    from connectors.diagnosis.statuses import Statuses
     from connectors.kafka.connection.connection import Connection
 
 Listen = Annotated[
@@ -48,14 +49,16 @@ def listening(
         yield troubles
         return
     require("prometheus_client")
+    from connectors.diagnosis.broker_clocks import BrokerClocks
     from connectors.diagnosis.endpoint import Endpoint, HostPort
     from connectors.diagnosis.monitor import Monitor
 
-    read = {
-        site: partial(read_with_ledger, kafka, site, data, served.groups, say=_say, raises=False)
-        for site, kafka in kafkas.items()
-    }
-    monitor = Monitor(next(iter(kafkas)), read, running_jobs, troubles)
+    def read(site: str, kafka: Connection, clocks: BrokerClocks) -> Statuses:
+        found = read_with_ledger(kafka, site, data, served.groups, say=_say, raises=False)
+        return found.with_clocks(clocks, site)
+
+    readings = {site: partial(read, site, kafka, BrokerClocks(kafka)) for site, kafka in kafkas.items()}
+    monitor = Monitor(next(iter(kafkas)), readings, running_jobs, troubles)
     with Endpoint(HostPort.parse(place), monitor.answers()) as endpoint:
         say(f"listening at http://{endpoint.place}")
         try:

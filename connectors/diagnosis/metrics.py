@@ -62,6 +62,16 @@ FIGURES = (
         _one(lambda row: max((each.open_s for each in row.open_transactions), default=0.0)),
     ),
     Figure(
+        "abcast_under_replicated_partitions",
+        "Partitions with replicas that are not in sync.",
+        _one(lambda row: len(row.under_replicated)),
+    ),
+    Figure(
+        "abcast_under_min_isr_partitions",
+        "Partitions in which Kafka refuses writes: too few replicas are in sync.",
+        _one(lambda row: sum(each.is_refused for each in row.under_replicated)),
+    ),
+    Figure(
         "abcast_agreement_waits",
         "1 if this site waits for others, where sites agree.",
         _one(lambda row: None if row.agreement is None else row.agreement.waits),
@@ -77,7 +87,8 @@ FIGURES = (
     ),
 )
 
-GROUP_READABLE, JOB_READY, SIGN_AGE, STATUS_AGE, STATUS_OK = OF_PROCESS = (
+CLOCK_DIFFERENCE, GROUP_READABLE, JOB_READY, SIGN_AGE, STATUS_AGE, STATUS_OK = OF_PROCESS = (
+    "abcast_clock_difference_seconds",
     "abcast_group_readable",
     "abcast_job_ready",
     "abcast_sign_age_seconds",
@@ -115,6 +126,8 @@ class JobMetrics(Collector):
             *(((group, site), 0) for site, found in seen.statuses.items() for group in found.errors),
         ]
         yield _family(GROUP_READABLE, "1 if the group's status could be read.", GROUP_LABELS, readable)
+        clocks = (((site,), each.clocks.at_least_s) for site, each in seen.statuses.items() if each.clocks is not None)
+        yield _family(CLOCK_DIFFERENCE, "The certain difference of the clocks that differ most.", ("site",), clocks)
         rows = [(site, row) for site, found in seen.statuses.items() for row in found.rows]
         for figure in FIGURES:
             samples = (((row.group, site, *labels), value) for site, row in rows for labels, value in figure.of(row))

@@ -23,6 +23,9 @@ def wrong_with(row: GroupStatus, site: str) -> Iterator[str]:
     if row.agreement is not None and row.agreement.waits:
         yield f"{site} {row.agreement}"
     yield from map(str, row.open_transactions)
+    if row.under_replicated:
+        more = len(row.under_replicated) - 1
+        yield f"{row.under_replicated[0]}{f' ({more:,} more like it: see --json)' if more else ''}"
     if row.other_history:
         yield row.other_history
     if row.wrong_settings:

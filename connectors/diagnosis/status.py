@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kafka.structs import TopicPartition
 
+from connectors.diagnosis.replicas import UnderReplicated
 from connectors.kafka.codec.codec import decode_forward
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.connection.ranges import read_range, windows_back
@@ -87,7 +88,7 @@ class GroupStatus(NamedTuple):
     EPOCH, and how to mend them. `format`: see `ordering.base.formats`. `other_history`: what to do if the ledger has
     another group's history under this name. `trouble`: what the serving job reports that it can't do for the group;
     with `is_left_out`, it does not order it. `acts`: the last acts of operators. `open_transactions`: transactions on
-    FORWARD that hold up the records behind them.
+    FORWARD that hold up the records behind them. `under_replicated`: partitions with replicas that are not in sync.
     """
 
     group: str
@@ -114,6 +115,7 @@ class GroupStatus(NamedTuple):
     is_left_out: bool = False
     open_transactions: Sequence[OpenTransaction] = ()
     silences: Mapping[str, float | None] = MappingProxyType({})
+    under_replicated: Sequence[UnderReplicated] = ()
 
     @property
     def is_stuck(self) -> bool:
@@ -141,6 +143,7 @@ class GroupStatus(NamedTuple):
             "silences": dict(self.silences),
             "gaps": [gap._asdict() for gap in self.gaps],
             "acts": [act._asdict() for act in self.acts],
+            "under_replicated": [each._asdict() for each in self.under_replicated],
             "open_transactions": [each._asdict() for each in self.open_transactions],
             "agreement": self.agreement._asdict() if self.agreement is not None else None,
         }

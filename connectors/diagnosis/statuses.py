@@ -6,16 +6,18 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
+from connectors.diagnosis.broker_clocks import BrokerClocks, ClockDifference
+from connectors.diagnosis.replicas import under_replicated
 from connectors.diagnosis.sentences import wrong_with
 from connectors.diagnosis.status import GroupStatus, is_left_out, read_status
-from connectors.kafka.connection.connection import Connection
+from connectors.kafka.connection.connection import NO_LEADER, Connection
 from connectors.kafka.groups.group_choice import ALL_GROUPS, GroupChoice
 from connectors.kafka.groups.unservable_groups import START_ERRORS, raise_unservable
 from connectors.kafka.log.liveness import SecondLook
 from connectors.kafka.log.sign_of_life import read_signs
 from connectors.kafka.topics.topics import find_groups
 from ordering.base.errors import AbcastError, BrokerUnreachable, TopicMissing, UsageError
-from ordering.base.names import Role, Topic
+from ordering.base.names import BY_RELAYS, ROLES, Role, Topic
 
 if TYPE_CHECKING:
     from connectors.ledger.last_row import LedgerEnd
@@ -25,17 +27,27 @@ _READ: tuple[Role, ...] = ("data", "epoch", "forward")
 
 
 class Statuses(NamedTuple):
-    """The status of groups, the errors of groups that can't be read, and the groups that a job reports to leave out."""
+    """The status of groups, the errors of groups that can't be read, and the groups that a job reports to leave out.
+
+    `clocks`: the largest difference between clocks; None if it is not known.
+    """
 
     rows: Sequence[GroupStatus]
     errors: Mapping[str, AbcastError] = MappingProxyType({})
     left_out: frozenset[str] = frozenset()
+    clocks: ClockDifference | None = None
 
     def to_json(self, site: str) -> dict[str, Any]:
         """Return the status as plain values, with the sentences on wrong things."""
         errors = {group: str(error) for group, error in self.errors.items()}
         groups = [{**row.to_json(), "wrong": list(wrong_with(row, site))} for row in self.rows]
-        return {"site": site, "groups": groups, "errors": errors}
+        clocks = None if self.clocks is None else self.clocks._asdict()
+        wrong = [str(self.clocks)] if self.clocks is not None and self.clocks.is_wrong else []
+        return {"site": site, "groups": groups, "errors": errors, "clocks": clocks, "wrong": wrong}
+
+    def with_clocks(self, clocks: BrokerClocks, site: str) -> Statuses:
+        """Return the status with what `clocks` tells of the brokers that have these groups."""
+        return self._replace(clocks=clocks.compare([row.group for row in self.rows], site))
 
 
 class ReadingProgress(Protocol):
@@ -71,8 +83,15 @@ def read_statuses(
             raise UsageError(sentence)
         return Statuses((), {group: TopicMissing(sentence)})
     chosen = [name for name in groups if group in (None, name) and of_job.has(name)]
-    topics = {str(Topic(name, role, site)): name for name in chosen for role in _READ}
-    leaderless = {topics[topic]: topic for topic in connection.leaderless(topics)}
+    copies = connection.copies(
+        str(Topic(name, role, site)) for name in chosen for role in ROLES if role not in BY_RELAYS
+    )
+    leaderless = {
+        topic.group: str(topic)
+        for topic in (Topic.of(each.topic) for each in copies if each.leader == NO_LEADER)
+        if topic.role in _READ
+    }
+    short = under_replicated(connection, copies)
     in_ledger, ledger = read_ledger()  # before DATA: a lag below zero then shows that the rows are another group's
     second_look = SecondLook(connection, chosen, site)
     rows = []
@@ -83,7 +102,8 @@ def read_statuses(
         try:
             if name in leaderless:  # questions would wait for seconds, in vain
                 raise BrokerUnreachable(f"group {name}: {leaderless[name]} has a partition without a leader.")
-            rows.append(read_status(connection, name, site, in_ledger, ledger, second_look))
+            row = read_status(connection, name, site, in_ledger, ledger, second_look)
+            rows.append(row._replace(under_replicated=tuple(short.get(name, ()))))
         except (*START_ERRORS, BrokerUnreachable) as error:
             errors[name] = error
         if progress is not None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
-from connectors.kafka.connection.connection import NO_LEADER, Connection
+from connectors.kafka.connection.connection import NO_LEADER, Connection, PartitionCopies
 from connectors.kafka.connection.metadata_client import MetadataClient
 from connectors.kafka.transport.kafka_python import PRODUCER_SETTINGS
 from connectors.testing.memory_clients import MemoryAdmin, MemoryConsumer, MemoryProducer
@@ -55,10 +55,15 @@ class MemoryConnection(Connection):
         """Return the error for a partition that is away."""
         return BrokerUnreachable(f"no broker that leads {resource or 'what was asked for'} answers.")
 
-    def leaders(self, topics: Iterable[str]) -> dict[str, set[int]]:
-        """Return the leaders, as `Connection.leaders` does; NO_LEADER for a partition with all operations away."""
-        gone = {place.topic for place, what in self.topics.away.items() if len(what) == 3}
-        return {name: {NO_LEADER if name in gone else self.topics.leaders[name]} for name in topics}
+    def copies(self, topics: Iterable[str]) -> list[PartitionCopies]:
+        """Return the partitions, as `Connection.copies` does; without a leader if all operations are away."""
+        asked, gone = set(topics), {place for place, what in self.topics.away.items() if len(what) == 3}
+        places = [place for place in sorted(self.topics.partitions) if place.topic in asked]
+        leaders = {place: NO_LEADER if place in gone else self.topics.leaders[place.topic] for place in places}
+        return [
+            PartitionCopies(at.topic, at.partition, leader, *self.topics.copies[at.topic])
+            for at, leader in leaders.items()
+        ]
 
     def producer(self, **settings: Any) -> MemoryProducer:
         """Return a producer."""

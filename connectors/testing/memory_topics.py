@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -62,6 +62,8 @@ class MemoryTopics:
         """Partitions with operations that are away."""
         self.leaders = Counter[str]()
         """By topic: the number of the broker that leads it."""
+        self.copies: dict[str, tuple[int, int]] = defaultdict(lambda: (1, 1))
+        """By topic: the replicas of each partition, and how many of them are in sync."""
         self.takes_abandoned = False
         """Whether a partition that comes back takes the records of abandoned producers: they had left them before."""
         self.silence_s = 0.1

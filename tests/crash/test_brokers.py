@@ -15,6 +15,7 @@ import pytest
 from kafka.structs import TopicPartition
 
 from connectors import Delivery
+from connectors.diagnosis.statuses import read_statuses
 from connectors.local.broker import EmbeddedBroker
 from ordering.base.names import Topic
 from tests.crash.conftest import MakeScenario
@@ -74,6 +75,7 @@ def test_rolling_restart_of_three(tmp_path: Path, make_scenario: MakeScenario, e
             first, last = len(observer.taken) - 1, observer.taken[-1].seqno
             roles = roles_of_nodes(scenario)
             cluster.kill(node, signal.SIGTERM)
+            eventually(lambda: told_behind(scenario) == {(3, 2, 2)}, 60, "status tells the missing replicas", 0.5)
             cluster.start()
             eventually(lambda: in_sync(scenario), 60, f"all replicas are in sync after node {node} came back", 0.3)
             observer.wait(last + 50, 120)
@@ -136,6 +138,12 @@ def test_a_leader_that_goes_on_as_a_follower(tmp_path: Path, make_scenario: Make
                     admin.elect_leaders(PREFERRED, {place.topic: [place.partition]})
                 eventually(lambda: roles_of_nodes(scenario)["leader of DATA"] != former, 30, "another node leads")  # noqa: B023
                 assert consumer.end_offsets([place], timeout_ms=20_000) == {place: 0}
+
+
+def told_behind(scenario: Scenario) -> set[tuple[int, int, int]]:
+    """Return the numbers of replicas, of those in sync and of those needed, as `abcast status` tells them."""
+    [row] = read_statuses(scenario.connection, scenario.site, group=scenario.group).rows
+    return {(each.replicas, each.in_sync, each.least) for each in row.under_replicated}
 
 
 def roles_of_nodes(scenario: Scenario) -> dict[str, int]:

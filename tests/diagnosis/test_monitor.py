@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from connectors.client.api.collector import MemberCollector
 from connectors.diagnosis import metrics, monitor
+from connectors.diagnosis.broker_clocks import ClockDifference
 from connectors.diagnosis.monitor import Monitor
 from connectors.diagnosis.status import AgreementStatus, GroupStatus
 from connectors.diagnosis.statuses import Statuses, read_statuses
@@ -214,7 +215,8 @@ def test_metrics_take_a_share_of_the_cpu_at_most(served: Served, monkeypatch: py
 def named() -> dict[str, tuple[str, ...]]:
     """Return the labels of each metric that a scrape has, without `process_…`."""
     row = GroupStatus("g", Liveness(ALIVE), 0, 0, 0, 0, 0, 0, 0.0, 0, 0, {"sfo": 1.0}, ledger_lag=0)
-    statuses = {"nyc": Statuses([row._replace(agreement=AgreementStatus(1, ("nyc",), waits=True))])}
+    row = row._replace(agreement=AgreementStatus(1, ("nyc",), waits=True))
+    statuses = {"nyc": Statuses([row], clocks=ClockDifference("broker 1", "broker 2", 0.5))}
     seen = metrics.Observed(statuses, 0.0, {"sequence": True}, {"g": 1.0}, "nyc")
     return {family.name: tuple(family.samples[0].labels) for family in metrics.JobMetrics(lambda: seen).collect()}
 

@@ -16,7 +16,7 @@ import typer
 from kafka.structs import OffsetAndMetadata, TopicPartition
 from typer.testing import CliRunner
 
-from connectors.diagnosis import metrics, status
+from connectors.diagnosis import metrics, replicas, status, statuses
 from connectors.diagnosis.sentences import notes_on, wrong_with
 from connectors.diagnosis.status import AgreementStatus, Gap, read_status
 from connectors.kafka.codec.codec import encode_data, forward_headers
@@ -469,3 +469,31 @@ class TestWhichGroupsAreJudged:
         app.command()(status_command)
         done = CliRunner().invoke(app, ["--groups", "g,out", "--site", "nyc", "--json", "--data", str(tmp_path)])
         assert done.exit_code == 1
+
+
+def test_replicas_that_are_not_in_sync(connection: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A partition that refuses writes is told first; a leaderless one has no replica in sync."""
+    found = dict.fromkeys(["abcast.g.data.nyc", "abcast.g.forward.nyc", "abcast.g.memory.nyc"], 2)
+    monkeypatch.setattr(replicas, "least_in_sync", lambda _, topics: {each: found[each] for each in topics})
+    monkeypatch.setattr(statuses, "find_groups", lambda *_: ["g"])
+    [row] = statuses.read_statuses(connection, "nyc").rows
+    assert row.under_replicated == ()
+    connection.topics.copies |= {"abcast.g.forward.nyc": (3, 2), "abcast.g.data.nyc": (3, 1)}
+    connection.topics.take_away("abcast.g.memory.nyc")
+    [row] = statuses.read_statuses(connection, "nyc").rows
+    assert [each["topic"] for each in row.to_json()["under_replicated"]] == [
+        *("abcast.g.memory.nyc", "abcast.g.data.nyc", "abcast.g.forward.nyc")
+    ]
+    assert [each.is_refused for each in row.under_replicated] == [True, True, False]
+    figures = {each.name: list(each.of(row)) for each in metrics.FIGURES}
+    assert figures["abcast_under_replicated_partitions"] == [((), 3)]
+    assert figures["abcast_under_min_isr_partitions"] == [((), 2)]
+    said = list(wrong_with(row._replace(under_replicated=row.under_replicated[1:]), "nyc"))
+    assert (
+        "abcast.g.data.nyc-0 has 1 of 3 replicas in sync and needs 2: Kafka refuses all writes there until a broker "
+        "is back (1 more like it: see --json)"
+    ) in said
+    said = list(wrong_with(row._replace(under_replicated=row.under_replicated[2:]), "nyc"))
+    assert (
+        "abcast.g.forward.nyc-0 has 2 of 3 replicas in sync: bring the brokers back, before another one fails" in said
+    )

@@ -139,6 +139,9 @@ FIRES = {
     "AbcastTakeovers": [f"abcast_epoch{GROUP} 1x11 2 2 3 3 4 5x8"],
     "AbcastLagGrows": [f"abcast_forward_lag_records{GROUP} 0+500x20"],
     "AbcastOpenTransaction": [f"abcast_open_transaction_seconds{GROUP} 0+60x20"],
+    "AbcastWritesRefused": [f"abcast_under_min_isr_partitions{GROUP} 1x20"],
+    "AbcastReplicasBehind": [f"abcast_under_replicated_partitions{GROUP} 2x20"],
+    "AbcastClocksDiffer": ['abcast_clock_difference_seconds{site="nyc", instance="a:9464"} 12x20'],
     "AbcastAgreementWaits": [f"abcast_agreement_waits{GROUP} 1x20"],
     "AbcastRelaySilent": [f'abcast_relay_silent_seconds{GROUP[:-1]}, from="sfo"}} 0+60x20'],
     "AbcastDeadLetters": [f"abcast_dead_letters{GROUP} 3x18 4 4 4"],
@@ -157,6 +160,7 @@ HANDOVER = [
     f"abcast_stuck{GROUP} 0x14 1 0x20",
     f"abcast_sequencer_silent_seconds{GROUP} 0x14 12 0x20",
     f"abcast_epoch{GROUP} 4x15 5x20",
+    f"abcast_under_replicated_partitions{GROUP} 0x13 3 3 3 0x20",
     'abcast_epoch{group="upgraded", site="nyc", instance="a:9464"} 4x14 5 5 6x20',
     'abcast_epoch{group="rolled", site="nyc", instance="a:9464"} 4x14 5 6 7x20',
     f"abcast_forward_lag_records{GROUP} 20x14 5000 4000 200 20x20",
@@ -195,6 +199,9 @@ def test_alerts_fire_and_a_handover_fires_none(tmp_path: Path) -> None:
             "AbcastSequencerSilent": "19m 30s",
             "AbcastTakeovers": "4",
             "AbcastGap": "1",
+            "AbcastWritesRefused": "1",
+            "AbcastReplicasBehind": "2",
+            "AbcastClocksDiffer": "12s",
             "AbcastMemberFull": "20000",
         }
         told = re.sub(r"\{\{ \$value.*? \}\}", value.get(name, ""), summary)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from kafka.admin import KafkaAdminClient
 from kafka.errors import AuthorizationError, ClusterAuthorizationFailedError, KafkaError, SaslAuthenticationFailedError
@@ -26,6 +26,17 @@ from ordering.base.names import Role, Topic
 
 NO_LEADER = -1
 """The number of the missing broker of a leaderless partition (`Connection.leaders`)."""
+
+
+class PartitionCopies(NamedTuple):
+    """A partition's leading broker, NO_LEADER without one; its replicas, and how many of them are in sync."""
+
+    topic: str
+    partition: int
+    leader: int
+    replicas: int
+    in_sync: int
+
 
 _checked: set[Connection] = set()
 """Connections whose login this process has checked."""
@@ -92,21 +103,36 @@ class Connection:
             found = map(Topic.parse, admin.list_topics())
             return sorted((topic for topic in found if topic and (topic.group, topic.role) == (group, role)), key=str)
 
-    def leaders(self, topics: Iterable[str]) -> dict[str, set[int]]:
-        """Return the brokers that lead partitions of each topic, as Kafka says now; NO_LEADER for a leaderless
-        partition.
+    def copies(self, topics: Iterable[str]) -> list[PartitionCopies]:
+        """Return all partitions of the topics, as Kafka says now; of a topic that it says nothing about, none.
 
-        A topic that Kafka says nothing about is left out: all of them if no broker answers. Raises KafkaRefused.
+        Returns [] if no broker answers. Raises KafkaRefused.
         """
         asked = sorted(topics)
         with contextlib.suppress(KafkaError, BrokerUnreachable), self.admin() as admin:
             described = admin.describe_topics(asked) if asked else []
-            return {
-                each["name"]: {max(partition["leader_id"], NO_LEADER) for partition in each["partitions"]}
+            return [
+                PartitionCopies(
+                    each["name"],
+                    partition["partition_index"],
+                    max(partition["leader_id"], NO_LEADER),
+                    len(partition["replica_nodes"]),
+                    len(partition["isr_nodes"]),
+                )
                 for each in described
-                if each["partitions"]
-            }
-        return {}
+                for partition in each["partitions"]
+            ]
+        return []
+
+    def leaders(self, topics: Iterable[str]) -> dict[str, set[int]]:
+        """Return the brokers that lead partitions of each topic; NO_LEADER for a leaderless partition.
+
+        A topic that Kafka says nothing about is left out: all of them if no broker answers. Raises KafkaRefused.
+        """
+        found: dict[str, set[int]] = {}
+        for each in self.copies(topics):
+            found.setdefault(each.topic, set()).add(each.leader)
+        return found
 
     def leaderless(self, topics: Iterable[str]) -> set[str]:
         """Return the topics that have a partition without a leader, as Kafka says now."""

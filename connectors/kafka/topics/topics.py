@@ -390,6 +390,13 @@ def wrong_in_logs(connection: Connection, groups: Iterable[str], site: str) -> d
     return {group: sentence for group, sentence in wrong.items() if sentence}
 
 
+def least_in_sync(connection: Connection, topics: Iterable[str]) -> dict[str, int]:
+    """Return the replicas in sync that each topic takes for a write; 0 if that is hidden. Raises BrokerUnreachable."""
+    with connection.admin() as admin:
+        known = _known_settings(admin, map(Topic.of, topics))
+    return {name: int(found.get("min.insync.replicas", 0)) for name, found in known.items()}
+
+
 def _dangers(topic: Topic, found: Mapping[str, str]) -> list[str]:
     """Return a sentence on a setting that breaks no promise, but lets one small record end a broker."""
     if not _is_inflated_by_brokers(topic, found):
