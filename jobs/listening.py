@@ -20,6 +20,7 @@ from jobs.terminal.streaming import Served, running_jobs
 if TYPE_CHECKING:
     from connectors.diagnosis.statuses import Statuses
     from connectors.kafka.connection.connection import Connection
+    from connectors.kafka.connection.sites import Sites
 
 Listen = Annotated[
     str | None,
@@ -36,13 +37,18 @@ _logger = logging.getLogger(__name__)
 
 @contextmanager
 def listening(
-    place: str | None, kafkas: Mapping[str, Connection], data: Location | None, served: Served
+    place: str | None,
+    kafkas: Mapping[str, Connection],
+    data: Location | None,
+    served: Served,
+    sites: Sites | None = None,
 ) -> Iterator[Troubles]:
     """Yield the troubles for the jobs of this process; for the block, answer at `place` what they and Kafka tell.
 
     `kafkas`: the sites whose groups are shown, each with its Kafka; the first has the sequencer, if there is one.
-    `data`: of the first site; None for no ledger. Raises UsageError, EnvironmentProblem, and ModuleNotFoundError if the
-    extra is missing.
+    `data`: of the first site; None for no ledger. `sites`: whose relays are expected.
+
+    Raises UsageError, EnvironmentProblem, and ModuleNotFoundError if the extra is missing.
     """
     troubles = Troubles()
     if place is None:
@@ -54,7 +60,8 @@ def listening(
     from connectors.diagnosis.monitor import Monitor
 
     def read(site: str, kafka: Connection, clocks: BrokerClocks) -> Statuses:
-        found = read_with_ledger(kafka, site, data, served.groups, say=_say, raises=False)
+        neighbours = sites.heard_at(site) if sites is not None else ()
+        found = read_with_ledger(kafka, site, data, served.groups, say=_say, raises=False, neighbours=neighbours)
         return found.with_clocks(clocks, site)
 
     readings = {site: partial(read, site, kafka, BrokerClocks(kafka)) for site, kafka in kafkas.items()}

@@ -62,7 +62,7 @@ def relay(
     source = directions[0].source
     which = served(groups, look_every_s)
     targets = {target: topology.connection(target) for _, target in directions}
-    with listening(listen, targets, None, which) as troubles:
+    with listening(listen, targets, None, which, topology) as troubles:
         options = job_options(
             topology.connection(source), source, data, max_batch_records, which, work_dir=work_dir, troubles=troubles
         )

@@ -73,7 +73,7 @@ def run(
     agreed = agreement_of(topology, site, agreement)
     which = served(groups, look_every_s)
     connection = kafka_of_site(topology, site, bootstrap_servers, kafka_config, "run")
-    with listening(listen, {site: connection}, data, which) as troubles:
+    with listening(listen, {site: connection}, data, which, topology) as troubles:
         if engine is Engine.process and topology is None and not maintenance and isinstance(data, Path):
             _run_light(connection, site, data, agreed, which, troubles)
             return

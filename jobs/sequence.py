@@ -63,7 +63,7 @@ def sequence(
     connection = kafka_of_site(topology, site, bootstrap_servers, kafka_config, "sequence")
     if standby and engine is not Engine.process:
         raise UsageError("a standby is a plain Python process: add --engine process. It waits beside Spark, too.")
-    with listening(listen, {site: connection}, data, which) as troubles:
+    with listening(listen, {site: connection}, data, which, topology) as troubles:
         if engine is Engine.process:
             from connectors.relay.beginning import beginning_of
 

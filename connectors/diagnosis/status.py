@@ -26,8 +26,9 @@ from connectors.kafka.log.sign_of_life import Sign, read_signs
 from connectors.kafka.topics.topics import find_topics, wrong_in_logs
 from connectors.kafka.transport.seam import Consumer
 from ordering.agreement.state import Drop
+from ordering.agreement.suspicion import suspects
 from ordering.base.formats import FIRST
-from ordering.base.names import BY_RELAYS, Topic, is_relay, is_tick
+from ordering.base.names import BY_RELAYS, Address, Topic, is_relay, is_tick
 from ordering.base.records import Forward, Malformed, Partition, Source
 from ordering.sequencer.sequencer import missing_before, step
 from ordering.sequencer.state import SequencerState
@@ -40,6 +41,7 @@ _MAX_TAIL = 20_000
 """The number of FORWARD records that are decoded one by one; beyond it, all count as waiting."""
 _MAX_LOOK_BACK = 1000
 _MAX_LOOK_BACK_BYTES = 4_000_000
+_FIRST_RECORDS = 10
 _FIRST_LOOK_BACK = 100
 """Records of the first window of a search for gaps. It ends at _MAX_LOOK_BACK or _MAX_LOOK_BACK_BYTES, roughly."""
 
@@ -59,13 +61,15 @@ class Gap(NamedTuple):
 class AgreementStatus(NamedTuple):
     """The status of a site that agrees with others: its view of the sites, and whether it waits and orders nothing.
 
-    `rejected`: the number of inputs of other sites that were left out, as they break the protocol.
+    `rejected`: the number of inputs of other sites that were left out, as they break the protocol. `silent`: the sites
+    that it has not heard for too long, as of its newest entry.
     """
 
     view: int
     sites: tuple[str, ...]
     waits: bool
     rejected: int = 0
+    silent: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         sites, left_out = ", ".join(self.sites), ""
@@ -73,7 +77,10 @@ class AgreementStatus(NamedTuple):
             left_out = f"; ignored {self.rejected:,} inputs of other sites, which break the protocol"
         if not self.waits:
             return f"agrees in view {self.view} of the sites {sites}{left_out}"
-        return f"waits: too few of the sites {sites} (view {self.view}) answer, or they go on without it{left_out}"
+        silent = f"; not heard: {', '.join(self.silent)}" if self.silent else ""
+        return (
+            f"waits: too few of the sites {sites} (view {self.view}) answer, or they go on without it{silent}{left_out}"
+        )
 
 
 class GroupStatus(NamedTuple):
@@ -157,9 +164,11 @@ def read_status(
     in_ledger: Mapping[str, int] | None = None,
     ledger: LedgerEnd | None = None,
     second_look: SecondLook | None = None,
+    neighbours: Collection[str] = (),
 ) -> GroupStatus:
     """Read the status of a group. `in_ledger`: the last seqno of each group in the ledger, if there is one. `ledger`:
-    compared with DATA for `other_history`.
+    compared with DATA for `other_history`. `neighbours`: sites whose relays should give heartbeats here, as far as the
+    caller knows them.
 
     A sequencer of another host that looks silent gets a `second_look`, after 3 s.
 
@@ -205,7 +214,9 @@ def read_status(
                 dead_letters=sum(end - beginning for beginning, end in _spans(consumer, dead).values()),
                 relays={}
                 if is_copy
-                else _relays(connection, consumer, relayed, state.links, is_agreed=agreement is not None),
+                else _relays(
+                    connection, consumer, relayed, _linked(state, site) | {*neighbours}, is_agreed=agreement is not None
+                ),
                 strays=strays,
                 ledger_lag=None if in_ledger is None or other else state.seqno - in_ledger.get(group, 0),
                 gaps=() if is_copy else gaps,
@@ -249,7 +260,8 @@ def _agreement(data: DataLog) -> AgreementStatus | None:
     waits = agreement is None or agreement.is_frozen
     invalid = 0 if agreement is None else agreement.dropped.get(Drop.INVALID.value, 0)
     rejected = state.rejected + state.process.ignored + invalid
-    return AgreementStatus(view.id, tuple(site.name for site in view.members), waits, rejected)
+    silent = tuple(site.name for site in view.members if site in suspects(state.process))
+    return AgreementStatus(view.id, tuple(site.name for site in view.members), waits, rejected, silent)
 
 
 def _partitions(consumer: Consumer, topics: Sequence[Topic]) -> list[TopicPartition]:
@@ -361,7 +373,7 @@ def _relays(
     A relay gives heartbeats in a mesh, known by a `linked` neighbour or the relay's own records, and where sites agree.
     Other relays have nothing to carry from an idle site: they are left out.
     """
-    heard: dict[str, float] = {}
+    heard: dict[str, float] = dict.fromkeys(linked, 0.0)
     beating = set(linked)
     for partition, (beginning, end) in _spans(consumer, partitions).items():
         topic = Topic.of(partition.topic)
@@ -373,6 +385,12 @@ def _relays(
     return {name: max(0.0, time.time() - at) if at else None for name, at in sorted(heard.items()) if name in beating}
 
 
+def _linked(state: SequencerState, site: str) -> set[str]:
+    """Return the neighbours whose relays have certainly carried something: a link, or a remote view."""
+    relays = {Address.parse(sender).site for sender in state.received if is_relay(sender)}
+    return {*state.links, *relays} - {site}
+
+
 def _newest_of_relay(
     connection: Connection, consumer: Consumer, partition: TopicPartition, beginning: int, end: int
 ) -> tuple[int, bool]:
@@ -381,9 +399,14 @@ def _newest_of_relay(
     Behind many ticks, the time is that of the oldest one of them.
     """
     at_ms = 0
-    for start, below in windows_back(max(beginning, end - _MAX_LOOK_BACK), end, 10):
+    lowest = max(beginning, end - _MAX_LOOK_BACK)
+    for start, below in windows_back(lowest, end, 10):
         for raw in reversed(list(read_range(connection, consumer, partition, start, below))):
             sender, at_ms = (raw.key or b"").decode("utf-8", "replace"), raw.timestamp
             if not is_tick(sender):
                 return at_ms, is_relay(sender)
-    return (at_ms, False) if end - beginning > _MAX_LOOK_BACK else (0, False)
+    if lowest == beginning:
+        return 0, False
+    # A session's first records show that there was a relay, however long ago.
+    first = read_range(connection, consumer, partition, beginning, min(beginning + _FIRST_RECORDS, lowest))
+    return at_ms, any(is_relay((raw.key or b"").decode("utf-8", "replace")) for raw in list(first))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
@@ -69,12 +69,14 @@ def read_statuses(
     progress: ReadingProgress | None = None,
     *,
     raises: bool = True,
+    neighbours: Collection[str] = (),
 ) -> Statuses:
     """Return the status of `group`, or of all groups, among the groups that `of_job` has.
 
-    `read_ledger` returns `in_ledger` and `ledger` of `read_status`. Raises BrokerUnreachable, UsageError for an unknown
-    group, and the groups' errors if none can be read and no job leaves one out. Without `raises`, the result has the
-    errors of groups, also of an unknown one.
+    `read_ledger` returns `in_ledger` and `ledger` of `read_status`, which has `neighbours`, too.
+
+    Raises BrokerUnreachable, UsageError for an unknown group, and the groups' errors if none can be read and no job
+    leaves one out. Without `raises`, the result has the errors of groups, also of an unknown one.
     """
     groups = find_groups(connection, site)
     if group is not None and group not in groups:
@@ -102,7 +104,7 @@ def read_statuses(
         try:
             if name in leaderless:  # questions would wait for seconds, in vain
                 raise BrokerUnreachable(f"group {name}: {leaderless[name]} has a partition without a leader.")
-            row = read_status(connection, name, site, in_ledger, ledger, second_look)
+            row = read_status(connection, name, site, in_ledger, ledger, second_look, neighbours)
             rows.append(row._replace(under_replicated=tuple(short.get(name, ()))))
         except (*START_ERRORS, BrokerUnreachable) as error:
             errors[name] = error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,6 +28,7 @@ from jobs.terminal.options import (
     run_script,
 )
 from jobs.terminal.progress import Progress
+from jobs.terminal.sites_option import SitesFile, optional_sites
 from ordering.base.errors import AbcastError, UsageError
 from ordering.base.names import DEFAULT_SITE
 
@@ -52,6 +53,7 @@ def status(
     until_healthy: Annotated[
         bool, typer.Option("--until-healthy", help="Wait until each group has a sequencer, and none would fail.")
     ] = False,
+    sites: SitesFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Show whether the order goes on. Exit code 1 if messages wait in a group and no sequencer is alive, or if a group
@@ -61,15 +63,21 @@ def status(
 
     `sequencer`: alive, silent (with the time), none yet, or elsewhere (this site has a copy). `lag`: FORWARD records
     that wait to be ordered. `rate`: messages per second over the last minute. `members`: members in the view. `dead`:
-    dead letters. `ledger`: seqnos that the ledger below --data lacks, `-` without one. --json has more.
+    dead letters. `ledger`: seqnos that the ledger below --data lacks, `-` without one. --json has more. With --sites, a
+    neighbour whose relay has never begun is told, too.
     """
     connection = connection_to(bootstrap_servers, kafka_config, "status")
     of_job = groups if group is None else None  # a variable may have it
     chosen = ALL_GROUPS if of_job is None else GroupChoice.parse(of_job)
 
+    topology = optional_sites(sites, kafka_config, "status")
+    neighbours = topology.heard_at(site) if topology is not None else ()
+
     def read() -> Statuses:
         with Progress("looking at the groups") as progress:
-            return read_with_ledger(connection, site, data, chosen, group, progress, raises=not until_healthy)
+            return read_with_ledger(
+                connection, site, data, chosen, group, progress, raises=not until_healthy, neighbours=neighbours
+            )
 
     is_healthy = partial(_is_healthy, is_of_job=of_job is not None)
     found = _read_if_possible(read) if until_healthy else read()
@@ -155,8 +163,9 @@ def read_with_ledger(
     say: Callable[[str], object] = _to_standard_error,
     *,
     raises: bool = True,
+    neighbours: Collection[str] = (),
 ) -> Statuses:
-    """Return the status of groups, with the ledger below `data`. `raises`: as for `read_statuses`.
+    """Return the status of groups, with the ledger below `data`. `raises`, `neighbours`: as for `read_statuses`.
 
     `say` takes the sentence of why the ledger can't be read.
     """
@@ -166,7 +175,7 @@ def read_with_ledger(
         in_ledger = None if data is None else _in_ledger(data, say)
         return in_ledger, None if data is None or not in_ledger else _ledger_end(data)
 
-    return read_statuses(connection, site, read_ledger, group, of_job, progress, raises=raises)
+    return read_statuses(connection, site, read_ledger, group, of_job, progress, raises=raises, neighbours=neighbours)
 
 
 def _refresh(found: Statuses, site: str, *, as_json: bool) -> None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ordering.agreement.formation import ProcessIncarnation
 from ordering.agreement.messages import Hears
-from ordering.agreement.process import Hearing, ProcessInView
+from ordering.agreement.process import Hearing, ProcessInView, ProcessState
 
 MAX_JOINERS = 64
 """Incarnations that may be waiting to join."""
@@ -21,6 +21,16 @@ class Reason(NamedTuple):
 
     suspects: set[int]
     joiners: list[ProcessIncarnation]
+
+
+def is_long_ago(state: ProcessState, process: ProcessIncarnation, at_ms: int) -> bool:
+    """Whether a process that was last heard at that time has been silent for too long."""
+    return state.now_ms - at_ms >= state.slower.get(process.name, state.suspect_after_ms)
+
+
+def suspects(state: ProcessState) -> set[ProcessIncarnation]:
+    """Return the other members of the view that have been silent for too long."""
+    return {member for member, at_ms in state.heard.items() if member != state.me and is_long_ago(state, member, at_ms)}
 
 
 class Suspicion:
@@ -82,8 +92,7 @@ class Suspicion:
         return Reason(suspects, [each for each in sorted(state.joiners) if all(each in heard for heard in hearing)])
 
     def _is_long_ago(self, process: ProcessIncarnation, at_ms: int) -> bool:
-        """Whether a process that was last heard at that time has been silent for too long."""
-        return self._state.now_ms - at_ms >= self._state.slower.get(process.name, self._state.suspect_after_ms)
+        return is_long_ago(self._state, process, at_ms)
 
     def rank(self, suspects: set[int]) -> int:
         """Return the number of unsuspected members before this one. The first opens the ballot; others wait longer."""

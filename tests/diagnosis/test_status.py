@@ -371,6 +371,23 @@ def test_a_relay_that_wrote_nothing(filled: MemoryConnection) -> None:
     assert silent_s == pytest.approx(60, abs=5)
 
 
+def test_an_idle_neighbour_that_is_away_for_long(filled: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The order has no row of it, and only ticks of this site are near the end."""
+    carry(filled, relay_of("sfo"))
+    ticks(filled, 30)
+    monkeypatch.setattr(status, "_MAX_LOOK_BACK", 5)
+    assert relays_of(filled) == {"sfo": pytest.approx(0, abs=5)}  # of the oldest tick seen
+
+
+def test_a_neighbour_that_never_began(filled: MemoryConnection) -> None:
+    """The caller knows it, from the sites' file: with a topic or without. Or a remote view in the order tells it."""
+    row = read_status(filled, "g", "nyc", neighbours=["lon", "sfo"])
+    assert row.relays == {"lon": None, "sfo": None}
+    assert "the relay from lon has sent no heartbeat" in list(wrong_with(row, "nyc"))
+    received = {name: ReceivedRow(1, 2) for name in (relay_of("ber"), "sfo/carol")}
+    assert status._linked(SequencerState("g", received=received), "nyc") == {"ber"}
+
+
 def ticks(connection: MemoryConnection, count: int) -> None:
     for _ in range(count):
         tick(connection.producer(), str(RELAYED), [0], 7)

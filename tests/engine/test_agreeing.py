@@ -347,7 +347,10 @@ def test_a_minority_waits(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPat
         eventually(lambda: (state := state_of(kafka, "nyc")) is not None and state.process.attempt is not None, 20)
         assert effective(kafka, "nyc") == []
         shown = status.read_status(kafka, "g", "nyc")
-        assert shown.agreement == status.AgreementStatus(1, ("lax", "nyc", "sfo"), waits=True)
+        assert shown.agreement is not None
+        assert set(shown.agreement.silent) <= {"lax", "sfo"}
+        assert shown.agreement[:3] == (1, ("lax", "nyc", "sfo"), True)
+        eventually(lambda: (now := status.read_status(kafka, "g", "nyc").agreement) and len(now.silent) == 2, 20)
         assert (shown.lag, shown.is_stuck) == (1, True)
         with running(kafka, "lax"):
             all_have(kafka, 1, ("nyc", "lax"))

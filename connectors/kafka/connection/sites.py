@@ -77,6 +77,16 @@ class Sites:
         """Return the sites that share a link with this one, sorted."""
         return sorted(other for link in self.links if site in link for other in link - {site})
 
+    def heard_at(self, site: str) -> list[str]:
+        """Return the neighbours whose relays give heartbeats at this site: none in a hub.
+
+        Sites that agree and share a Kafka have no relay between them.
+        """
+        if self.mode == "hub" or site not in self.connections:
+            return []
+        neighbours = self.neighbours(site)
+        return [each for each in neighbours if self.mode == "mesh" or not self.shares_kafka(site, each)]
+
     @property
     def one_order(self) -> bool:
         """Whether all sites have the same order."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,17 @@ def test_a_mesh_links_all_or_those_it_names(tmp_path: Path) -> None:
     chain = read_sites(written(tmp_path, 'links = [["a", "b"], ["c", "b"]]', "a", "b", "c", "d"))
     assert chain.neighbours("b") == ["a", "c"]
     assert (chain.next_hop("a", "c"), chain.next_hop("a", "d")) == ("b", None)
+
+
+def test_where_heartbeats_of_relays_are_expected(tmp_path: Path) -> None:
+    """From the neighbours in a mesh, and from sites that agree and have another Kafka; in a hub from none."""
+    chain = read_sites(written(tmp_path, 'links = [["a", "b"], ["c", "b"]]', "a", "b", "c"))
+    assert (chain.heard_at("b"), chain.heard_at("a"), chain.heard_at("unknown")) == (["a", "c"], ["b"], [])
+    assert read_sites(written(tmp_path, 'home = "a"', "a", "b")).heard_at("a") == []
+    agreeing = read_sites(written(tmp_path, 'mode = "isis"', "a", "b", "c"))
+    assert agreeing.heard_at("a") == ["b", "c"]
+    shared = replace(agreeing, connections={**agreeing.connections, "b": agreeing.connection("a")})
+    assert (shared.heard_at("a"), shared.heard_at("c")) == (["c"], ["a", "b"])
 
 
 def test_sites_that_agree(tmp_path: Path) -> None:
