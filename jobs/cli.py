@@ -31,7 +31,7 @@ from jobs.run import run
 from jobs.sequence import sequence
 from jobs.site import app as site
 from jobs.terminal.logs import use_format
-from jobs.terminal.options import run_command
+from jobs.terminal.options import run_command, use_context
 from jobs.topics import app as topics
 
 app = typer.Typer(
@@ -69,6 +69,15 @@ def options(
             help="Show the version.",
         ),
     ] = False,
+    context: Annotated[
+        str | None,
+        typer.Option(
+            "--context",
+            callback=use_context,
+            metavar="NAME",
+            help="Take the table [contexts.NAME] of the configuration file before the rest of it.",
+        ),
+    ] = None,
     log_format: Annotated[
         str | None,
         typer.Option(

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import typer
 
-from connectors.kafka.login.configuration import ConfigurationFile
+from connectors.kafka.login.configuration import CONTEXT_VARIABLE, ConfigurationFile
 from jobs.terminal.options import DEFAULT_DATA, OF_ALL, AsJson, BootstrapServers, KafkaConfig
 from ordering.base.names import DEFAULT_SITE
 
@@ -70,7 +70,7 @@ def read_configuration(bootstrap_servers: str | None, kafka_config: Any) -> Iter
     if bootstrap_servers == os.environ.get(SERVERS_VARIABLE):
         bootstrap_servers = None  # the option has it from there
     file = ConfigurationFile()
-    yield ConfiguredValue("configuration file", str(file.path), _whence(file))
+    yield from _of_file(file)
     found = ClientConfiguration(bootstrap_servers, kafka_config)
     security = found.security
     servers = found.settings["bootstrap_servers"]
@@ -85,34 +85,46 @@ def read_configuration(bootstrap_servers: str | None, kafka_config: Any) -> Iter
         if os.environ.get(variable):
             yield ConfiguredValue(name, os.environ[variable], variable)
         elif name in file.values:
-            yield ConfiguredValue(name, str(file.values[name]), str(file.path))
+            yield ConfiguredValue(name, str(file.values[name]), file.source(name))
         elif name == "transport":
             yield ConfiguredValue(name, choose("", security), "default")
         elif default:
             yield ConfiguredValue(name, default, "default")
     for name, each in storage_settings().items():
         yield ConfiguredValue(f"storage.{name}", MASK if name in SECRETS_OF_STORAGE else each.value, each.source)
-    yield from _others(file.values, str(file.path))
+    yield from _others(file)
 
 
-def _whence(file: ConfigurationFile) -> str:
-    if os.environ.get("ABCAST_CONFIG"):
-        return "ABCAST_CONFIG"
-    return "this directory" if file.path.exists() else "not there"
+def _of_file(file: ConfigurationFile) -> Iterator[ConfiguredValue]:
+    path = str(file.path)
+    here = "this directory" if file.path.exists() else "not there"
+    yield ConfiguredValue("configuration file", path, "ABCAST_CONFIG" if os.environ.get("ABCAST_CONFIG") else here)
+    if file.contexts:
+        yield ConfiguredValue("contexts", ", ".join(file.contexts), path)
+    if file.context:
+        yield ConfiguredValue("context", file.context, CONTEXT_VARIABLE if os.environ.get(CONTEXT_VARIABLE) else path)
 
 
-def _others(values: Mapping[str, Any], path: str) -> Iterator[ConfiguredValue]:
+def _others(file: ConfigurationFile) -> Iterator[ConfiguredValue]:
     """Yield the other values: of other tables and keys of the file, and of other variables `ABCAST_…`."""
     from connectors.kafka.connection.client_configuration import FILE_VARIABLE, PREFIX, SERVERS_VARIABLE
     from connectors.storage.settings import PREFIX as OF_STORAGE
 
-    for key, value in values.items():
-        if isinstance(value, dict) and key not in OF_ALL:
-            for name, each in _flattened(value, key):
-                yield ConfiguredValue(name, str(each), path)
-        elif key not in (*_OF_ALL, *OF_ALL, "bootstrap_servers", "kafka_config"):
-            yield ConfiguredValue(key, str(value), path)
-    elsewhere = {FILE_VARIABLE, SERVERS_VARIABLE, "ABCAST_CONFIG", *(f"{_PREFIX}{name.upper()}" for name in _OF_ALL)}
+    rows: dict[str, ConfiguredValue] = {}
+    for values, source in file.layers:
+        for key, value in values.items():
+            if isinstance(value, dict) and key not in OF_ALL:
+                rows |= {name: ConfiguredValue(name, str(each), source) for name, each in _flattened(value, key)}
+            elif key not in (*_OF_ALL, *OF_ALL, "bootstrap_servers", "kafka_config"):
+                rows[key] = ConfiguredValue(key, str(value), source)
+    yield from rows.values()
+    elsewhere = {
+        FILE_VARIABLE,
+        SERVERS_VARIABLE,
+        CONTEXT_VARIABLE,
+        "ABCAST_CONFIG",
+        *(f"{_PREFIX}{name.upper()}" for name in _OF_ALL),
+    }
     for variable in sorted(os.environ):
         if variable.startswith(_PREFIX) and not variable.startswith((PREFIX, OF_STORAGE)) and variable not in elsewhere:
             is_secret = any(word in variable for word in _SECRET)

@@ -288,10 +288,11 @@ def test_variables() -> None:
     named = set(re.findall(r"ABCAST_[A-Z_]+", section(doc("configuration"), "## Where a setting comes from")))
     assert named - {
         *("ABCAST_COMMAND_OPTION", "ABCAST_CONFIG", "ABCAST_LOG_LEVEL", "ABCAST_LOG_FORMAT", "ABCAST_TRANSPORT"),
-        "ABCAST_STORAGE_",
+        *("ABCAST_CONTEXT", "ABCAST_STORAGE_"),
     } <= set(parameters(command()))
     for variable, file in (
         ("ABCAST_CONFIG", "connectors/kafka/login/configuration.py"),
+        ("ABCAST_CONTEXT", "connectors/kafka/login/configuration.py"),
         ("ABCAST_LOG_LEVEL", "jobs/terminal/logs.py"),
         ("ABCAST_LOG_FORMAT", "jobs/terminal/logs.py"),
         ("ABCAST_TRANSPORT", "connectors/kafka/transport/__init__.py"),
@@ -303,7 +304,7 @@ def test_variables() -> None:
 def test_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The examples of a configuration file and of a sites' file are valid, with the values that they claim."""
     file = tmp_path / "abcast.toml"
-    [described, agreeing], [configured] = fences(doc("sites"), "toml"), fences(doc("configuration"), "toml")
+    [described, agreeing], [configured, contexts] = fences(doc("sites"), "toml"), fences(doc("configuration"), "toml")
     file.write_text(described, encoding="utf-8")
     assert read_sites(file).home == "nyc"
     file.write_text(agreeing, encoding="utf-8")
@@ -317,6 +318,12 @@ def test_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert configured_storage().endpoint == "https://s3.example.com:9000"
     assert connection.bootstrap_servers == "kafka-1:9093,kafka-2:9093"
     assert (connection.security.principal, connection.security.secret("password")) == ("User:alice", "secret")
+    file.write_text(contexts, encoding="utf-8")
+    assert ClientConfiguration().connection().bootstrap_servers == "127.0.0.1:9092"
+    monkeypatch.setenv("ABCAST_CONTEXT", "prod")
+    security = ClientConfiguration().security
+    assert (security.protocol, security.ca_file) == ("SSL", str(tmp_path / "prod-ca.pem"))
+    assert options.load_config(command())["topics"]["create"]["replication_factor"] == 3
 
 
 def test_exit_codes() -> None:

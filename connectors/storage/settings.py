@@ -181,7 +181,7 @@ def _sources() -> Iterator[dict[str, Setting]]:
         _check_name(name, f"{name} in [{TABLE}] of {file.path}")
         if not isinstance(value, str):
             raise UsageError(f"{name} in [{TABLE}] of {file.path} is a text.")
-    yield {name: Setting(value, f"{file.path} [{TABLE}]") for name, value in table.items() if value}
+    yield {name: Setting(value, f"{file.source(TABLE)} [{TABLE}]") for name, value in table.items() if value}
     of_aws = {
         name: Setting(os.environ[variable], variable)
         for name, each in _OF_AWS.items()

@@ -1,6 +1,7 @@
 """The options that the commands share, and the run of a command: configuration, errors, exit codes.
 
-Sources of a value: the command line, else an ABCAST_* variable, else a configuration file, else the default.
+Sources of a value: the command line, else an ABCAST_* variable, else the context, else the rest of the configuration
+file, else the default.
 Exit codes: 0 success, 1 failure, 2 wrong usage, 3 anomaly found.
 """
 
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from connectors.kafka.login.configuration import ConfigurationFile
+from connectors.kafka.login.configuration import CONTEXT_VARIABLE, ConfigurationFile, over
 from connectors.kafka.login.defaults import DEFAULT_BOOTSTRAP_SERVERS as DEFAULT_BOOTSTRAP_SERVERS
 from jobs.terminal import interruption
 from jobs.terminal.logs import is_json, set_up_logging
@@ -143,22 +144,52 @@ def load_config(command: TyperGroup, path: Path | None = None, *, is_script: boo
     """Return the configuration file as typer's default map. Raises UsageError for an unreadable file or unknown key.
 
     A key at the top (`bootstrap_servers = "…"`) is a default for every command that has the option; one in a table
-    (`[publish]`, `[topics.create]`) for that command only. A script knows only its own options, so it does not check
-    the keys outside its table.
+    (`[publish]`, `[topics.create]`) for that command only. The same holds within the chosen context, which goes before
+    the rest of the file. A script knows only its own options, so it does not check the keys outside its table.
     """
     file = ConfigurationFile(path)
-    shared = {key: value for key, value in file.values.items() if not isinstance(value, dict)}
-    tables = {key: value for key, value in file.values.items() if isinstance(value, dict) and key not in OF_ALL}
-    names = _option_names(command)
-    unknown = [key for key in shared if key not in names]
-    shared = {key: value for key, value in shared.items() if key not in _OF_KAFKA}
-    defaults = _defaults(command, shared, tables, "", unknown)
-    if is_script:
-        unknown = [key for key in unknown if key.split(".")[0] in command.commands]
+    unknown: list[str] = []
+    defaults: dict[str, Any] = {}
+    for layer in file.layers:
+        above = f"contexts.{file.context}." if layer is not file.layers[0] else ""
+        defaults = over(defaults, _defaults_of(command, layer.values, above, unknown, is_script=is_script))
+    for name, values in file.contexts.items():
+        if name != file.context:
+            _defaults_of(command, values, f"contexts.{name}.", unknown, is_script=is_script)
     if unknown:
-        known = [*names, *_keys(command)]
-        shown = [f"{key}{_meant(key, known)}" for key in sorted(unknown)]
-        raise UsageError(f"the configuration file {file.path} has unknown keys: {', '.join(shown)}.")
+        raise UsageError(f"the configuration file {file.path} has unknown keys: {', '.join(sorted(unknown))}.")
+    return defaults
+
+
+def use_context(context: typer.Context, name: str | None) -> None:
+    """Take the defaults of the configuration file, and of its context `name`, also in child processes.
+
+    This is the callback of `--context`. Raises UsageError.
+    """
+    if name is not None:
+        os.environ[CONTEXT_VARIABLE] = name
+    assert isinstance(context.command, TyperGroup)
+    context.default_map = load_config(context.command)
+    file = ConfigurationFile()
+    for key in file.contexts.get(file.context, ()):
+        if os.environ.get(variable := f"ABCAST_{key.upper()}"):
+            typer.echo(f"abcast: {variable} goes before {key} of the context {file.context}", err=True)
+
+
+def _defaults_of(
+    command: TyperGroup, values: Mapping[str, Any], above: str, unknown: list[str], *, is_script: bool
+) -> dict[str, Any]:
+    """Return the default map of the file, or of a context; add its other keys to `unknown`, each behind `above`."""
+    shared = {key: value for key, value in values.items() if not isinstance(value, dict)}
+    tables = {key: value for key, value in values.items() if isinstance(value, dict) and key not in OF_ALL}
+    names = _option_names(command)
+    found = [key for key in shared if key not in names]
+    shared = {key: value for key, value in shared.items() if key not in _OF_KAFKA}
+    defaults = _defaults(command, shared, tables, "", found)
+    if is_script:
+        found = [key for key in found if key.split(".")[0] in command.commands]
+    known = [*names, *_keys(command)] if found else []
+    unknown += [f"{above}{key}{_meant(key, known)}" for key in found]
     return defaults
 
 
@@ -229,9 +260,11 @@ def run_command(command: TyperGroup, arguments: list[str] | None = None, *, is_s
             set_up_logging()
             # Typer itself ends the process: 0, the code of typer.Exit, 2 for wrong usage, 130 after Ctrl-C, 1 when the
             # reader of the output (say, `head`) is gone.
-            config = load_config(command, is_script=is_script)
             _take_variables(command)
-            command.main(args=arguments, default_map=config, auto_envvar_prefix="ABCAST")
+            # Else the callback of --context loads it.
+            config = load_config(command, is_script=True) if is_script else None
+            line = arguments if is_script else _context_first(sys.argv[1:] if arguments is None else arguments)
+            command.main(args=line, default_map=config, auto_envvar_prefix="ABCAST")
         finally:
             interruption.end_at_once()
     except (KeyboardInterrupt, SystemExit, Exception) as error:
@@ -248,6 +281,18 @@ def run_command(command: TyperGroup, arguments: list[str] | None = None, *, is_s
         if sentence is None:
             raise
         _tell(sentence, EXIT_USAGE if isinstance(error, UsageError | ImportError) else EXIT_FAILED)
+
+
+def _context_first(line: Sequence[str]) -> list[str]:
+    """Return the command line with --context before the command, wherever it is."""
+    end = line.index("--") if "--" in line else len(line)
+    at = next((at for at, word in enumerate(line[:end]) if word.partition("=")[0] == "--context"), None)
+    if at is None:
+        return list(line)
+    if line[at:] == ["--context"]:
+        return ["--context"]  # its value is missing, which is told
+    behind = at + (1 if "=" in line[at] else 2)
+    return [*line[at:behind], *line[:at], *line[behind:]]
 
 
 def _take_variables(command: TyperGroup) -> None:

@@ -25,6 +25,8 @@ from jobs.terminal.options import run_command
 from tests.cli.process import ABCAST, environment
 
 _COMMAND = command()
+SET_FOR_CHILDREN = ("ABCAST_CONTEXT", "ABCAST_LOG_FORMAT")
+"""Variables that a command sets, for processes that it starts."""
 _SET_UP = ("kafka", "librdkafka", "py4j")
 """The loggers to which a command gives levels."""
 
@@ -42,6 +44,10 @@ def abcast_here(
             here.delenv(name)
         for name, value in wanted.items():
             here.setenv(name, value)
+        for name in SET_FOR_CHILDREN:
+            here.setenv(name, wanted.get(name, ""))
+            if name not in wanted:
+                here.delenv(name)
         here.chdir(cwd)
         here.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text), encoding="utf-8"))
         # By these two click knows its program's name.

@@ -2,8 +2,8 @@
 
 Sources in order of precedence: an argument, an ABCAST_KAFKA_* variable, a properties file of Kafka's (`--kafka-config`,
 ABCAST_KAFKA_CONFIG, or `kafka_config` in abcast.toml), the table `[kafka]` of abcast.toml, the default. The servers may
-also come from ABCAST_BOOTSTRAP_SERVERS, and from the top of abcast.toml. The commands and `Member` read the same. A
-site's own table in the sites' file replaces all of this.
+also come from ABCAST_BOOTSTRAP_SERVERS, and from the top of abcast.toml. A context of abcast.toml goes before the rest
+of it. The commands and `Member` read the same. A site's own table in the sites' file replaces all of this.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class ClientConfiguration:
         """
         file = ConfigurationFile()
         self.settings: dict[str, Setting] = {_SERVERS: Setting(DEFAULT_BOOTSTRAP_SERVERS, "default")}
-        self._take(_table(file), f"{file.path} [{TABLE}]")
+        self._take(_table(file), f"{file.source(TABLE)} [{TABLE}]")
         if _SERVERS in file.values:
-            self.settings[_SERVERS] = self.settings[_SERVERS]._replace(source=str(file.path))
+            self.settings[_SERVERS] = self.settings[_SERVERS]._replace(source=file.source(_SERVERS))
         properties = kafka_config or _named_file(file)
         if properties is not None:
             found = read_properties(properties)
