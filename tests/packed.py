@@ -20,7 +20,7 @@ def packed(log: Iterable[Data], dice: random.Random, most: int = 4) -> list[Data
     run: list[Data] = []
     room = 0
     for record in log:
-        is_plain = record.kind == MESSAGE and not record.headers and record.link is None
+        is_plain = record.kind == MESSAGE and record.link is None
         if run and not (is_plain and len(run) < room and _belong_together(run[-1], record)):
             made.append(pack_of(run))
             run = []

@@ -1,9 +1,9 @@
 """The decision of a batch in the process engine: Kafka's records in, Kafka's records out.
 
 There are two ways, with the same result: row by row (`connectors.takeover.rows`) for a few records, and by columns
-(`ordering.sequencer.columns`) for many. By columns, the codec decodes one record of each sender and kind. The headers
-of the others differ only in the local seqno, which is read from the text. Irregular records (with an application's
-headers, control records, bad input, relayed records) are decoded by the codec, row by row.
+(`ordering.sequencer.columns`) for many. By columns, the codec decodes one record of each sender, kind and headers of
+the application. The others differ only in the local seqno, which is read from the text. Irregular records (control
+records, bad input, relayed records) are decoded by the codec, row by row.
 
 The header of a plain message is the beginning of its DATA's: `2 message INCARNATION LOCAL_SEQNO`.
 """
@@ -32,6 +32,7 @@ from ordering.base.records import (
     Data,
     DeadLetter,
     Forward,
+    Headers,
     Malformed,
     Partition,
     Source,
@@ -91,6 +92,8 @@ class _Columns:
         self._rows = rows
         self._size = sum(len(records) for _, records in rows)
         self.irregular: dict[int, Forward | Malformed] = {}
+        self._application: dict[int, Headers] = {}
+        """The application's headers of the plain rows that have some."""
         self._senders: dict[str, int] = {}
         self._common: dict[_SenderAndKind, int] = {}
         self._indices: list[int] = []
@@ -101,18 +104,21 @@ class _Columns:
 
     def _read(self, place: TopicPartition, records: Sequence[Read]) -> None:
         """Read one partition. `known`: the index for each beginning of a header; None: such records are not plain."""
-        known: dict[tuple[bytes | None, bytes], int | None] = {}
+        known: dict[tuple[bytes | None, bytes, Headers], int | None] = {}
         add_index, add_local_seqno = self._indices.append, self._local_seqno.append
         highest = _highest_incarnation_of_all(records)
         for raw in records:
             headers = raw.headers
-            if len(headers) == 1 and headers[0][0] == HEADER and highest:
+            if headers and headers[0][0] == HEADER and highest:
                 head, _, number = (headers[0][1] or b"").rpartition(b" ")
+                application = tuple(headers[1:]) if len(headers) > 1 else ()
                 try:
-                    index = known[raw.key, head]
+                    index = known[raw.key, head, application]
                 except KeyError:
-                    index = known[raw.key, head] = self._judge(place, raw, head, highest)
+                    index = known[raw.key, head, application] = self._judge(place, raw, head, highest)
                 if index is not None and number.isdigit() and number[0] != _ZERO and len(number) <= _DIGITS:
+                    if application:
+                        self._application[len(self._indices)] = application
                     add_index(index)
                     add_local_seqno(int(number))
                     continue
@@ -130,6 +136,8 @@ class _Columns:
         if isinstance(record, Malformed) or record.kind not in COLUMN_KINDS or record.link is not None:
             return None
         if head.count(b" ") != len(FORWARD_FIELDS) - 2 or record.incarnation > highest:
+            return None
+        if len(raw.headers) > 1 and record.headers != tuple(raw.headers[1:]):  # a null value
             return None
         return self._index_of(record.sender, record.incarnation, record.kind)
 
@@ -173,10 +181,12 @@ class _Columns:
     ) -> dict[int, Output]:
         """Return the packs by their last rows, and take all of their rows out of `seqnos`, which has those decided."""
         raws = [raw for _, records in self._rows for raw in records]
-        with_headers = [row for row, record in self.irregular.items() if isinstance(record, Forward) and record.headers]
+        irregular = self.irregular.items()
+        others = {row: record.headers for row, record in irregular if isinstance(record, Forward) and record.headers}
+        headers = self._application | others
         incarnations, partitions = columns.incarnation.tolist(), columns.partition.tolist()
         made: dict[int, Output] = {}
-        for first, end in runs(columns, np.array(seqnos), with_headers):
+        for first, end in runs(columns, np.array(seqnos), headers):
             payloads = [raw.value or b"" for raw in raws[first:end]]
             for begin, stop in parts(list(map(len, payloads))):
                 count, at, last = stop - begin, first + begin, raws[first + stop - 1]
@@ -185,7 +195,8 @@ class _Columns:
                         f"{VERSION} {MESSAGES} {incarnations[at]} {self._local_seqno[at]} {seqnos[at]} {state.epoch} "
                         f"{state.view} {columns.partitions[partitions[at]]}:{last.offset} {last.timestamp} - {count}"
                     )
-                    pack = last.key, encode_pack(payloads[begin:stop]), [(HEADER, header.encode("ascii"))]
+                    own = HEADER, header.encode("ascii")
+                    pack = last.key, encode_pack(payloads[begin:stop]), [own, *headers.get(at, ())]
                     made[at + count - 1] = topics.data, pack
                     seqnos[at : at + count] = repeat(0, count)
         return made
@@ -200,7 +211,7 @@ class _Columns:
     ) -> Iterator[Output]:
         """Yield the outputs, in the order of the rows. `state`: before the batch. `packs`: by their last rows."""
         reasons = {row: reason for reason, mask in decisions.dead.items() for row in np.flatnonzero(mask).tolist()}
-        irregular, data, row = self.irregular, topics.data, -1
+        irregular, application, data, row = self.irregular, self._application, topics.data, -1
         for place, records in self._rows:
             between = f"{state.epoch} {state.view} {place.topic}-{place.partition}:".encode("ascii")
             for raw in records:
@@ -209,7 +220,8 @@ class _Columns:
                 if seqno and row not in irregular:
                     begin = raw.headers[0][1]
                     header = b"%b %d %b%d %d" % (begin, seqno, between, raw.offset, raw.timestamp)
-                    yield data, (raw.key, raw.value, [(HEADER, header)])  # type: ignore[misc]  # it has a value
+                    headers = [(HEADER, header), *application.get(row, ())]
+                    yield data, (raw.key, raw.value, headers)  # type: ignore[misc]  # it has a value
                 elif row in packs:
                     yield packs[row]
                 elif row in irregular or row in reasons:

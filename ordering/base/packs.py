@@ -10,8 +10,8 @@ payloads need no copy (`connectors.kafka.codec.pack_arrow`).
 | the rest | the payloads, one directly after the other |
 
 COUNT, 1 to MAX_PACK_MESSAGES, is in the header of the record. The whole value has at most MAX_PACK_BYTES. A longer
-message, or one with headers of its application, goes alone. The n-th message of a pack has the n-th local seqno from
-the record's one on, and in DATA the n-th seqno.
+message goes alone. Each message has the application's headers of the record. The n-th message of a pack has the n-th
+local seqno from the record's one on, and in DATA the n-th seqno.
 
 Readers take a pack as its messages. One that begins in the middle of a pack goes on with the next message of it.
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
@@ -13,6 +15,7 @@ from kafka.structs import TopicPartition
 from connectors.engine.batch import by_columns
 from connectors.kafka.codec.codec import decode_data, forward_headers
 from connectors.takeover.rows import OutputTopics, Rows, by_rows
+from ordering.base.packs import unpacked
 from ordering.base.records import HEARTBEAT, JOIN, MESSAGE, Data, Source
 from ordering.membership.membership import MemberIncarnation, Membership
 from ordering.sequencer.state import SequencerState
@@ -87,6 +90,52 @@ def test_random_batches(seed: int) -> None:
         count = rng.randrange(1, 80)
         state = both(state, in_log([random_record(rng, offset + n, next_local) for n in range(count)]))
         offset += count
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from((0, 0, 0, 1)), st.sampled_from((0, 0, 0, 1, 2, 3)), st.booleans()),
+        min_size=1,
+        max_size=60,
+    )
+)
+def test_packs(sent: list[tuple[int, int, bool]]) -> None:
+    """Runs of two senders and of few headers, with repeats among them: both ways make the same packs.
+
+    The packs have the messages of the single records.
+    """
+    headers = (), (("trace", b"7"),), (("trace", b"7"), ("more", b"")), (("null", None),)
+    next_local = [1, 1]
+    raws = []
+    for offset, (sender, which, repeats) in enumerate(sent):
+        local = next_local[sender] - (repeats and offset % 7 == 0)
+        next_local[sender] = max(local, 0) + 1
+        header = forward_headers(1, max(local, 1))
+        raws.append(Raw(offset, b"nyc/%d" % sender, b"%d" % offset, [*header, *headers[which]]))
+    rows = in_log(raws)
+    both(OPENED, rows)
+    single, several = (
+        [decode_data(*record) for _, record in by_columns(OPENED, rows, TOPICS, packs=packs)[1]]
+        for packs in (False, True)
+    )
+    found = [each for record in several for each in unpacked(record)]
+    assert [without_place(each) for each in found] == [without_place(each) for each in single]
+    for before, after in itertools.pairwise(several):
+        assert not _belong(before, after)
+
+
+def without_place(data: Data) -> Data:
+    """Return the message without its place in FORWARD, which the messages of a pack share."""
+    return replace(data, source=None, forwarded_at_ms=0)
+
+
+def _belong(before: Data, after: Data) -> bool:
+    """Whether both should have been one pack."""
+    assert before.source is not None
+    assert after.source is not None
+    first = after.source.offset - after.count + 1
+    same = (before.sender, before.headers) == (after.sender, after.headers)
+    return same and before.source.offset + 1 == first and before.seqno + before.count == after.seqno
 
 
 @pytest.mark.parametrize("way", [by_rows, by_columns])
