@@ -13,6 +13,7 @@ LOG := $(VENV)/setup.log
 PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(PROCESSES)
 UV := $(BIN)/uv --no-progress
 LOCK_OPTIONS := --universal --python-version 3.10 --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet
+EXTRAS := --extra jobs --extra fast --extra metrics --extra otel
 
 .DEFAULT_GOAL := help
 .PHONY: help setup test-fast test test-long soak lint demo bench simulate lock clean
@@ -65,9 +66,9 @@ simulate: setup ## run SEEDS=1000 simulated histories of each world; with SEED=7
 	@$(BIN)/python -m tests.simulator --isis-sites --seeds $$(($(SEEDS) / 10)) $(ONE) $(ARGS)
 
 lock: setup ## write conf/*.lock anew from pyproject.toml
-	@$(UV) pip compile pyproject.toml --extra jobs --extra fast --extra metrics --upgrade $(LOCK_OPTIONS) --output-file conf/requirements.lock
-	@$(UV) pip compile pyproject.toml --extra jobs --extra fast --extra metrics --group dev --constraint conf/requirements.lock --upgrade $(LOCK_OPTIONS) \
-		--output-file conf/requirements-dev.lock
+	@$(UV) pip compile pyproject.toml $(EXTRAS) --group dev --upgrade $(LOCK_OPTIONS) --output-file conf/requirements-dev.lock
+	@$(UV) pip compile pyproject.toml $(EXTRAS) --constraint conf/requirements-dev.lock --upgrade $(LOCK_OPTIONS) \
+		--output-file conf/requirements.lock
 	@echo "Wrote conf/requirements.lock and conf/requirements-dev.lock."
 
 clean: ## remove .venv and everything tests and builds leave behind

@@ -7,15 +7,19 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 from kafka.structs import TopicPartition
 
 from connectors.engine.batch import Polled
-from connectors.engine.writing import Writer, WrittenBatch
+from connectors.engine.writing import WriteFailed, Writer, WrittenBatch
 from connectors.kafka.transport import Record
 from connectors.takeover.rows import Output
+from connectors.tracing import ordering
 from ordering.machine import LogMachine
+
+if TYPE_CHECKING:
+    from connectors.tracing.spans import BatchSpan
 
 PATIENCE_S = 0.2
 """The age of its oldest write in flight at which a group is late. It writes nothing until Kafka has that one."""
@@ -41,6 +45,14 @@ class EngineMachine(LogMachine[TopicPartition, Record, Output], Protocol):
 AnyMachine = TypeVar("AnyMachine", bound=EngineMachine)
 
 
+class BatchInFlight(NamedTuple):
+    """A batch that was passed to Kafka, at a time of the monotonic clock; and its span, if it has one."""
+
+    written: WrittenBatch
+    passed_at: float
+    span: BatchSpan | None
+
+
 class GroupDriver(Generic[AnyMachine]):
     """A group that this process has taken over, driven by one thread."""
 
@@ -50,8 +62,8 @@ class GroupDriver(Generic[AnyMachine]):
         """Drive the machine. `ends`: the offsets of the takeover's last records, by topic."""
         self.name, self.machine = name, machine
         self._writer = writer
-        self.in_flight: deque[tuple[WrittenBatch, float]] = deque()
-        """The writes that Kafka does not have as far as is known, each with the time at which it was passed."""
+        self.in_flight: deque[BatchInFlight] = deque()
+        """The writes that Kafka does not have as far as is known."""
         self._ends = dict(ends)
         """The offset of the last acknowledged record of each topic."""
         self._ticked_at = time.monotonic()
@@ -70,19 +82,28 @@ class GroupDriver(Generic[AnyMachine]):
     @property
     def _late_s(self) -> float:
         """The age of the oldest write in flight, in seconds; 0 if there is none."""
-        return time.monotonic() - self.in_flight[0][1] if self.in_flight else 0.0
+        return time.monotonic() - self.in_flight[0].passed_at if self.in_flight else 0.0
 
     @property
     def _may_write(self) -> bool:
         return not self.in_flight or (
-            self._late_s < PATIENCE_S and sum(written.size for written, _ in self.in_flight) < IN_FLIGHT_BYTES
+            self._late_s < PATIENCE_S and sum(batch.written.size for batch in self.in_flight) < IN_FLIGHT_BYTES
         )
 
     def see_written(self) -> None:
         """Acknowledge the writes that Kafka has by now. Raises WriteFailed."""
-        while self.in_flight and self.in_flight[0][0].is_there():
-            self.in_flight.popleft()[0].note_ends(self._ends)
-            self.machine.acknowledge()
+        try:
+            while self.in_flight and self.in_flight[0].written.is_there():
+                batch = self.in_flight.popleft()
+                if batch.span is not None:
+                    batch.span.end()
+                batch.written.note_ends(self._ends)
+                self.machine.acknowledge()
+        except WriteFailed as error:
+            for batch in self.in_flight:
+                if batch.span is not None:
+                    batch.span.end(error)
+            raise
 
     def take(self, polled: Polled) -> None:
         """Take records, each partition's in the order of offsets, and take a step. Raises like `step`."""
@@ -101,7 +122,8 @@ class GroupDriver(Generic[AnyMachine]):
     def advance(self) -> None:
         """Pass to Kafka all that may be written now. Raises WriteFailed, and what `Machine.writes` raises."""
         while self.machine.is_due and self._may_write and (outputs := self.machine.writes()) is not None:
-            self.in_flight.append((self._writer.write(outputs), time.monotonic()))
+            written = self._writer.write(outputs)
+            self.in_flight.append(BatchInFlight(written, time.monotonic(), ordering(self.name, outputs)))
 
     def finish(self) -> None:
         """Go on towards the end of the last step, as far as the writes in Kafka allow. Raises like `advance`."""

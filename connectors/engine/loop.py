@@ -227,7 +227,7 @@ class Loop(Generic[AnyMachine]):
         """Wait a little for the group's oldest write."""
         until = time.monotonic() + _SOON_S
         with contextlib.suppress(WriteFailed):  # raised again in the group's turn
-            self._writer.wait(group.in_flight[0][0], lambda: time.monotonic() >= until, _SOON_S)
+            self._writer.wait(group.in_flight[0].written, lambda: time.monotonic() >= until, _SOON_S)
 
     def finish(self) -> None:
         """Take last steps, and wait up to STOP_S until Kafka has all that is written."""

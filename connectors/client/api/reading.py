@@ -19,6 +19,7 @@ from connectors.client.values.letter import Letter
 from connectors.client.values.stream import Stream
 from connectors.kafka.connection.connection import Connection
 from connectors.storage.location import Location
+from connectors.tracing import delivering
 from ordering.base.errors import UsageError
 from ordering.base.names import Address
 from ordering.participant.events import Event
@@ -114,9 +115,10 @@ class ReadingHalf:
         if from_seqno is None and remember:
             raise UsageError("remember=True goes with from_seqno: without it, the position is remembered anyway.")
         self._sending.check_process()
+        around = delivering(self.group, self.address)
         if from_seqno is None:
             self._newest_run = self._start_position.deliveries(timeout, events=events)
-            return self._stream(Stream(self._newest_run, self._deserializer))
+            return self._stream(Stream(self._newest_run, self._deserializer, around))
         first, position = number("from_seqno", from_seqno), PositionUse.ANEW if remember else PositionUse.BESIDE
         run: Deliveries
         if self._sending.has_casts:
@@ -126,7 +128,7 @@ class ReadingHalf:
             place = self.connection, self.group, self.address
             run = Deliveries(*place, first, timeout, self.ledger, events=events, position=position)
         self._newest_run = run
-        return self._stream(Stream(run, self._deserializer))
+        return self._stream(Stream(run, self._deserializer, around))
 
     def _source(self, with_view: bool, cut: Cut | None = None) -> MergedSource:
         """Return a source of deliveries in all orders.

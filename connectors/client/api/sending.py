@@ -13,8 +13,10 @@ from connectors.client.values.cast_receipt import CastReceipt
 from connectors.client.values.letter import LetterReceipt
 from connectors.client.values.message import GivenHeaders, Serializer, check_headers, check_payload, check_payloads
 from connectors.client.values.receipt import Receipt
+from connectors.tracing import sending
 from ordering.base.errors import UsageError
 from ordering.base.names import Address
+from ordering.base.records import Headers
 from ordering.casts.casts import ORDERS, TOTAL
 
 
@@ -88,12 +90,16 @@ class SendingHalf:
             check_headers(headers),
             seconds("timeout", timeout),
         )
-        forwarder = self._may_broadcast()
-        if order == TOTAL:
-            return forwarder.broadcast(kept, checked, limit)
         if order not in ORDERS:
             raise UsageError(f"there is no order {order!r}: take one of {', '.join(ORDERS)}.")
-        return forwarder.cast(order, kept, checked, limit)
+        span = sending(self.group, self.address, (kept,), checked, self._sending.limits.max_pending_bytes)
+        if span is None:
+            return self._broadcast(order, kept, checked, limit)
+        with span:
+            receipt = self._broadcast(order, kept, span.headers, limit)
+            if isinstance(receipt, Receipt):
+                span.accepted(receipt.message_id)
+            return receipt
 
     def broadcast_many(
         self, payloads: Iterable[Any], headers: GivenHeaders = (), timeout: float | None = 30.0
@@ -123,7 +129,19 @@ class SendingHalf:
             check_headers(headers),
             seconds("timeout", timeout),
         )
-        return self._may_broadcast().broadcast_many(kept, checked, limit)
+        span = sending(self.group, self.address, kept, checked, self._sending.limits.max_pending_bytes)
+        if span is None:
+            return self._may_broadcast().broadcast_many(kept, checked, limit)
+        with span:
+            many = self._may_broadcast().broadcast_many(kept, span.headers, limit)
+            span.accepted(many.message_id)
+            return many
+
+    def _broadcast(self, order: str, payload: bytes, headers: Headers, timeout: float | None) -> Receipt | CastReceipt:
+        forwarder = self._may_broadcast()
+        if order == TOTAL:
+            return forwarder.broadcast(payload, headers, timeout)
+        return forwarder.cast(order, payload, headers, timeout)
 
     def _may_broadcast(self) -> Forwarder:
         """Return the forwarder, if the member may broadcast now. Raises UsageError."""

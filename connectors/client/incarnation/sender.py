@@ -25,6 +25,7 @@ from connectors.client.letters.letter_sender import LetterSender
 from connectors.client.memory.member_memory import MemberMemory
 from connectors.client.tail.cast_hub import CastHub
 from connectors.client.values.letter import LetterReceipt
+from connectors.client.values.sending_limits import SendingLimits
 from connectors.kafka.connection.connection import Connection
 from ordering.base.errors import (
     Excluded,
@@ -65,6 +66,11 @@ class Sender:
     def has_casts(self) -> bool:
         """Whether the member takes part in fifo and causal order."""
         return self._incarnations.casts
+
+    @property
+    def limits(self) -> SendingLimits:
+        """Return the bounds of the forward table."""
+        return self._incarnations.limits
 
     @property
     def hub(self) -> CastHub | None:

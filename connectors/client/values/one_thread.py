@@ -6,6 +6,8 @@ message.
 
 from __future__ import annotations
 
+import contextvars
+import functools
 import queue
 import threading
 from collections.abc import Callable
@@ -28,10 +30,10 @@ class OneThread:
         self._is_running = False
 
     def submit(self, call: Callable[[], T]) -> Future[T]:
-        """Queue the call behind all earlier ones; return its future."""
+        """Queue the call behind all earlier ones, in the caller's context (`contextvars`); return its future."""
         future: Future[T] = Future()
         with self._lock:
-            self._calls.put((future, call))
+            self._calls.put((future, functools.partial(contextvars.copy_context().run, call)))
             if not self._is_running:
                 self._is_running = True
                 threading.Thread(target=self._run, name=self._name, daemon=True).start()

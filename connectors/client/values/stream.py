@@ -18,7 +18,7 @@ import functools
 import gc
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 from connectors.client.values.arguments import number, seconds
@@ -70,10 +70,15 @@ class Stream(Generic[T]):
     reference to it goes.
     """
 
-    def __init__(self, run: LogPass[T], deserializer: Deserializer | None = None) -> None:
-        """`deserializer` makes the `value` of each item."""
+    def __init__(
+        self,
+        run: LogPass[T],
+        deserializer: Deserializer | None = None,
+        around: Callable[[Iterator[T | list[T]]], Iterator[T | list[T]]] | None = None,
+    ) -> None:
+        """`deserializer` makes the `value` of each item. `around` returns a generator of the same items."""
         self._run = run
-        self._items = run.run()
+        self._items = run.run() if around is None else around(run.run())
         # The finalizer refers to the items, so that the collector does not close them by itself.
         self._abandoned = weakref.finalize(self, _abandon, self._items)
         self._abandoned.atexit = False

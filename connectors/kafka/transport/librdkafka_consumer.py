@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, cast
 
 import confluent_kafka
+from confluent_kafka import cimpl
 from kafka import errors
 from kafka.structs import TopicPartition
 
@@ -73,7 +74,9 @@ class _Consumer:
         self._max_poll_records = max_poll_records
         self._positions: dict[TopicPartition, int | None] = {}
         self._is_moved = False
-        self._client: Any = confluent_kafka.Consumer(
+        # Not the class that OpenTelemetry's instrumentor puts in its place: that one makes a span the active one of the
+        # thread that polls, often the application's.
+        self._client: Any = cimpl.Consumer(
             {
                 **client_settings(cluster),
                 "group.id": "abcast.reader",  # required, though nothing is ever committed there
