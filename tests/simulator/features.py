@@ -18,9 +18,10 @@ from itertools import combinations_with_replacement
 from tests.simulator import isis
 from tests.simulator.simulations import SIMULATIONS
 from tests.simulator.table import write
-from tests.world import agreeing, casts, casts_actions, cuts, group, group_history, hub, mesh, mesh_history
+from tests.world import agreeing, casts, casts_actions, cuts, group, group_history, groups, hub, mesh, mesh_history
 from tests.world import membership as members
 from tests.world.guests import Guests
+from tests.world.jobs import has_packs
 
 FEATURES = {
     "takeover": "killed sequencers are replaced by others",
@@ -42,6 +43,7 @@ FEATURES = {
     "markers": "transactions leave offsets without a record",
     "limits": "a topic rejects large records",
     "answers": "records get no answer, so they are written again, or get lost",
+    "packs": "a record of DATA may have several messages",
     "counts": "a later version writes records that take several seqnos",
     "versions": "jobs of other versions take over, or an upgrade raises the format",
     "own clock": "the clock of a job or a process jumps",
@@ -66,13 +68,14 @@ ALWAYS: Mapping[str, frozenset[str]] = {
     "cuts": frozenset({"takeover", "two", "cut", "purge", "retention", "markers", "hostile"}),
     "isis": frozenset({"isis", "views"}),
     "isis-sites": frozenset({"agree", "takeover", "two", "retention", "purge", "own clock"}),
-    "groups": frozenset({"groups", "takeover", "away", "cut", "retention", "hostile"}),
+    "groups": frozenset({"groups", "takeover", "flight", "away", "cut", "retention", "hostile", "answers"}),
 }
 """The features that each history of a world has."""
 POWERS = {"clock": "clocks", "away": "away", "marker": "markers", "limit": "limits"}
 """The features that powers of a Kafka in memory are."""
-GUESTS = {name: name for name in ("hostile", "ledger", "day", "counts", "forget", "closed")} | {"format": "versions"}
-"""The features that guests of a world are. `limits` is a power, too."""
+SAME = ("hostile", "ledger", "day", "counts", "forget", "closed", "purge", "two", "limits", "own clock")
+GUESTS = POWERS | {name: name for name in SAME} | {"format": "versions"}
+"""The features that guests of a world are."""
 
 
 def invited(seed: int, guests: Sequence[str]) -> set[str]:
@@ -98,6 +101,7 @@ def a_group(seed: int) -> set[str]:
             forget="forget" in kinds,
             hostile="poison" in kinds,
             counts=what.shape.later,
+            packs=what.shape.packs,
         )
     )
 
@@ -113,6 +117,7 @@ def a_mesh(seed: int) -> set[str]:
             views=shape.joining,
             flush=shape.flush,
             counts=shape.later,
+            packs=has_packs(seed),
             purge="purge" in kinds,
             retention="relayed_retention" in kinds,
             ledger="ledger" in kinds,
@@ -124,7 +129,11 @@ def a_mesh(seed: int) -> set[str]:
 
 def a_hub(seed: int) -> set[str]:
     with hub.playing(seed) as world:
-        return of_kafka(world.powers) | invited(seed, hub.GUESTS) | on(flight=True, cut=world.may_cut)
+        return (
+            of_kafka(world.powers)
+            | invited(seed, hub.GUESTS)
+            | on(flight=True, cut=world.may_cut, packs=has_packs(seed))
+        )
 
 
 def membership(seed: int) -> set[str]:
@@ -139,6 +148,7 @@ def membership(seed: int) -> set[str]:
                 closed=world.settings.closed,
                 mesh=world.neighbour,
                 versions=world.versions,
+                packs=has_packs(seed),
             )
         )
 
@@ -153,6 +163,7 @@ def sending(seed: int) -> set[str]:
                 flush=world.has_flush,
                 hostile=world.lies,
                 outbox=world.has_outboxes,
+                packs=has_packs(seed),
                 retention=powers,
                 hub=len(world.sites) > 1,
             )
@@ -161,9 +172,21 @@ def sending(seed: int) -> set[str]:
 
 def cut(seed: int) -> set[str]:
     shape = cuts.history(seed).shape
-    return of_kafka(shape.powers) | on(
-        ledger=shape.ledger, counts=shape.later, flight=shape.depth > 1, outbox=shape.outboxes
+    return (
+        of_kafka(shape.powers)
+        | invited(seed, cuts.GUESTS)
+        | on(
+            ledger=shape.ledger,
+            counts=shape.later,
+            packs=shape.packs,
+            flight=shape.depth > 1,
+            outbox=shape.outboxes,
+        )
     )
+
+
+def many(seed: int) -> set[str]:
+    return invited(seed, groups.GUESTS) | on(packs=has_packs(seed))
 
 
 def processes(seed: int) -> set[str]:
@@ -201,7 +224,7 @@ DRAWN: Mapping[str, Callable[[int], set[str]]] = {
     "cuts": cut,
     "isis": processes,
     "isis-sites": sites,
-    "groups": lambda _: set(),
+    "groups": many,
 }
 
 

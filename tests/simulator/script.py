@@ -42,11 +42,13 @@ from connectors.kafka.codec.dead_letter_codec import decode_dead_letter
 from connectors.kafka.codec.epochs import Claim, decode
 from connectors.kafka.transport import PlainRecord
 from ordering.base.errors import AbcastError, Fenced
+from ordering.base.names import Address
 from ordering.base.records import EPOCH, Data, MessageId
 from ordering.sequencer.state import SequencerState
+from tests.world.clients import Deliverer
 from tests.world.group import CLAIMS, DATA, FORWARD, playing
-from tests.world.group_actors import SITE, Deliverer, GroupJob, GroupMember
 from tests.world.group_history import History, Shape
+from tests.world.group_job import SITE, GroupJob
 from tests.world.kafka import partition
 from tests.world.member_parts import count_incarnations
 from tests.world.member_script import MemberScript
@@ -155,13 +157,13 @@ class Script:
             partitions=int(options.get("partitions", 1)), deliverers=0, haste=0.0, batch_rows=RUSH, snapshot_every=1_000
         )
         self.world = world = self._stack.enter_context(playing(History(0, shape, ())))
-        self._stack.enter_context(patch("tests.world.group_actors.RESEND_AFTER_S", RESEND_AFTER_S))
+        self._stack.enter_context(patch("tests.world.clients.RESEND_AFTER_S", RESEND_AFTER_S))
         numbers = "connectors.client.memory.incarnation_numbers.IncarnationNumbers"
         self._stack.enter_context(patch(f"{numbers}.claim", count_incarnations))
         self._stack.enter_context(patch(f"{numbers}.is_of_a_wrong_clock", lambda *_: False))
         world.dice = world.actors.dice = _NoFaults(0)
         world.members = [
-            GroupMember(world.kafka, world.disk, world.table, name.removesuffix("-"), has_outbox=not name.endswith("-"))
+            world.new_member(Address(SITE, name.removesuffix("-")), has_outbox=not name.endswith("-"))
             for name in words
             if "=" not in name
         ]
@@ -327,7 +329,7 @@ class Script:
 
     def _do_deliver(self, name: str) -> list[str]:
         if name not in self.deliverers:
-            self.deliverers[name] = Deliverer(self.world.kafka, self.world.table, name)
+            self.deliverers[name] = self.world.new_deliverer(name)
             self.world.deliverers.append(self.deliverers[name])
         return self._delivered(self.deliverers[name])
 

@@ -119,7 +119,7 @@ SIMULATIONS: Mapping[str, Simulation] = {
             groups.run,
             groups_mutations.MUTATIONS,
             60,
-            groups.explain,
+            telling(groups.playing),
         ),
     )
 }

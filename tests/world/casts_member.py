@@ -138,8 +138,7 @@ class Member:
         """Send a heartbeat."""
         with share(self.connection) as shared:
             beats: Any = shared.heartbeats(GROUP, self.forwarder.address.site)
-            if beats._beating:
-                beats.turn()
+            beats.turn()
 
     def lie(self, lies: Sequence[int]) -> None:
         """Let it count so many casts too many. It believes what it should say itself: nobody goes by its deliveries."""

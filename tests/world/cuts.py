@@ -27,7 +27,7 @@ from kafka.structs import TopicPartition
 
 from connectors.kafka.codec.codec import decode_data
 from ordering.base.errors import AbcastError, HistoryChanged, HistoryUnavailable
-from ordering.base.names import ROLES, Topic
+from ordering.base.names import ROLES, Address, Topic
 from ordering.base.packs import unpacked
 from ordering.base.records import EPOCH, MESSAGE, Data
 from ordering.checker.anomalies import GAP, Anomaly
@@ -37,8 +37,8 @@ from tests.simulator.mutation import NONE, Mutation
 from tests.world import group
 from tests.world.cuts_readers import FALSE_ALARM, CutsMember, Doubter, LedgerOfCuts
 from tests.world.group import DATA, FORWARD, JOBS, GroupWorld, Known
-from tests.world.group_actors import GROUP, SITE, GroupJob
 from tests.world.group_history import WEIGHTS, Action, History, Shape
+from tests.world.group_job import GROUP, SITE, GroupJob
 from tests.world.wires import RUSH
 
 COUNT = 60
@@ -49,6 +49,7 @@ FEW = (1, 2, 5, 20)
 
 GIVEN_AGAIN = "given again"
 INCOMPARABLE = "incomparable"
+GUESTS = ("limits", "format", "day", "forget")
 
 OTHERS = ("add_partition", "broken_write", "deliverer_crash", "ledger_commit", "ledger_crash")
 """Actions of a group's world that this one has not."""
@@ -83,6 +84,7 @@ def history(seed: int, mutation: Mutation = NONE) -> History:
         powers=dice.choice(((), ("clock",), ("clock",))),
         ledger=dice.random() < 0.7,
         later=later if mutation.has("later") else 0,
+        packs=random.Random(f"packs {seed}").choice((0, 0, 2, 5)) if mutation.has("packs") else 0,
     )
     weights = WEIGHTS | CUTS | dict.fromkeys(OTHERS, 0)
     kinds = [*dice.choices(list(weights), list(weights.values()), k=COUNT), "storm", "storm"]
@@ -93,7 +95,7 @@ def history(seed: int, mutation: Mutation = NONE) -> History:
 class CutsWorld(GroupWorld):
     """The world of a history. The first anomaly ends it."""
 
-    blind, may_come = 0.0, ()
+    blind, may_come = 0.0, GUESTS
     ledger: LedgerOfCuts | None
 
     def __init__(self, what: History, mutation: Mutation = NONE) -> None:
@@ -106,9 +108,20 @@ class CutsWorld(GroupWorld):
         self.overtaken: list[GroupJob] = []
         """The jobs that were starting when another one took over."""
         super().__init__(what, mutation)
-        self.members = [CutsMember(self, each) for each in self.members]
-        self.deliverers = [Doubter(self, each.name) for each in self.deliverers]
-        self.ledger = LedgerOfCuts(self) if what.shape.ledger else None
+        self._begin_group()
+
+    def _begin_group(self) -> None:
+        """Begin another ledger, if there is one; and give the group the format of packs, if it has it."""
+        self.is_damaged = False
+        self.ledger = LedgerOfCuts(self) if self.shape.ledger else None
+        if self.shape.packs:
+            self._upgrade(0)
+
+    def new_member(self, address: Address, *, has_outbox: bool) -> CutsMember:
+        return CutsMember(self, address, has_outbox=has_outbox)
+
+    def new_deliverer(self, name: str) -> Doubter:
+        return Doubter(self, name)
 
     @property
     def readers(self) -> list[Doubter]:
@@ -227,9 +240,7 @@ class CutsWorld(GroupWorld):
             self._kill(who)
         self.make_anew(DATA)
         self.kafka.topics.make_anew(str(Topic(GROUP, role, SITE)) for role in ROLES)
-        self.is_damaged = False
-        if self.ledger is not None:
-            self.ledger = LedgerOfCuts(self)
+        self._begin_group()
 
     def _damage(self, place: TopicPartition, end: int = 0) -> None:
         self.actors.pass_time(self.dice.choice((1, 5_000)))

@@ -10,9 +10,10 @@ from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.log.effective import Effective
 from connectors.kafka.log.same_log import LedgerRow
 from ordering.base.errors import HistoryChanged, ProtocolViolation
-from tests.world.group_actors import GROUP, SITE, Deliverer, GroupMember
+from ordering.base.names import Address
+from tests.world.clients import Deliverer, GroupMember
+from tests.world.group_job import GROUP, SITE
 from tests.world.stepping import Process
-from tests.world.wires import WiredConnection
 
 if TYPE_CHECKING:
     from tests.world.cuts import CutsWorld
@@ -25,7 +26,7 @@ class Doubter(Deliverer):
     """A reader of DATA that begins anew once it is told that it can't go on."""
 
     def __init__(self, world: CutsWorld, name: str) -> None:
-        super().__init__(world.kafka, world.table, name)
+        super().__init__(world.connect, world.table, name, SITE)
         self.world = world
         self.damage = 0
         """Number of damages of DATA before it began, without one that EPOCH told it of."""
@@ -39,7 +40,7 @@ class Doubter(Deliverer):
         """
         self.cursor, self.is_cut = None, False
         self.delivered.clear()
-        with DataLog(WiredConnection.of(self.kafka, Process(self.name)), GROUP, SITE) as log:
+        with DataLog(self.connect(Process(self.name)), GROUP, SITE) as log:
             start = log.after(log.state().seqno if seqno is None else seqno, or_end=seqno is None)
             self.damage = self.world.damage - (start.offset > log.end())  # known by EPOCH
             self.cursor = DataCursor(log.connection.consumer(), log.partition, start)
@@ -104,9 +105,9 @@ class LedgerOfCuts(Doubter):
 class CutsMember(GroupMember):
     """A member that may end only if something was lost, or a broker's clock has jumped."""
 
-    def __init__(self, world: CutsWorld, like: GroupMember) -> None:
-        super().__init__(world.kafka, world.disk, world.table, like.address.name, has_outbox=bool(like.outbox))
-        self.world, self.application = world, Doubter(world, str(like.address))
+    def __init__(self, world: CutsWorld, address: Address, *, has_outbox: bool) -> None:
+        super().__init__(world.connect, world.disk, world.table, address, has_outbox=has_outbox)
+        self.world, self.application = world, Doubter(world, str(address))
 
     def start(self) -> None:
         """Start a process, unless one runs. Without its outbox, if that is of another log: as the error says.

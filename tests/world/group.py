@@ -1,5 +1,5 @@
 """A group with one sequencer at a time, in a world: jobs of the process engine, members, deliverers and the ledger's
-writers as they ship (`tests.world.group_actors`), on the Kafka of `tests.world.wires`.
+writers as they ship (`tests.world.group_job`, `tests.world.clients`), on the Kafka of `tests.world.wires`.
 
 Jobs act call by call, take over at the same time, sleep through others' epochs, are killed between any two calls; their
 writes are cut, late, lost in the middle. Members' records are lost, late and repeated; members are killed, and started
@@ -15,7 +15,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from types import MappingProxyType, SimpleNamespace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -31,6 +31,7 @@ from connectors.kafka.topics.senders import forget_senders, known_senders
 from connectors.kafka.topics.upgrade import upgrade
 from connectors.testing.memory_topics import WRITES
 from ordering.base.errors import AbcastError, BrokerUnreachable, Fenced, KafkaRefused
+from ordering.base.names import Address
 from ordering.base.packs import MAX_PACK_MESSAGES, unpacked
 from ordering.base.reader import Reader, Seal, Verdict, with_seal
 from ordering.base.records import FORGET, MESSAGE, Data, Forward
@@ -41,34 +42,26 @@ from ordering.membership.membership import ReceivedRow
 from ordering.sequencer.sequencer import absorb
 from ordering.sequencer.state import SequencerState
 from tests.simulator.mutation import NONE, Mutation
-from tests.world.group_actors import (
-    GROUP,
-    SITE,
-    Deliverer,
-    Disk,
-    GroupJob,
-    GroupMember,
-)
+from tests.world.clients import Deliverer, Disk, GroupMember, parts
 from tests.world.group_history import Action, History, history
-from tests.world.guests import Guests
+from tests.world.group_job import GROUP, SITE, GroupJob
+from tests.world.guests import DAY_MS, Guests
 from tests.world.kafka import TooLarge, WorldConnection, WorldKafka, partition
 from tests.world.ledgers import LedgerWriter, Table
 from tests.world.shrinking import drop_actions
 from tests.world.stepping import InTurn, Process, Stepped
-from tests.world.threads import StillTailer
 from tests.world.wires import RUSH, OnItsWay, WiredConnection, WiredKafka, WiredProducer
 from tests.world.world import World
 
 DATA, CLAIMS, FORWARD = (partition(role, SITE) for role in ("data", "epoch", "forward"))
 JOBS = 3
-GUESTS = ("hostile", "limits", "format")
+GUESTS = ("hostile", "limits", "format", "day")
 SETTLING_ROUNDS = 12
 SETTLING_CALLS = 400
 CALLS_TO_A_WRITE = 30
 AT_ONCE = 0.4
 """Probability that leftovers arrive right behind a takeover."""
 LATE_JOINERS = 3
-DAY_MS = 25 * 3_600_000
 UNKNOWN_MESSAGE = "unknown-message"
 """A message was ordered that nobody has broadcast."""
 WRONG_STATE = "wrong-state"
@@ -133,7 +126,7 @@ class GroupWorld(World[_Site]):
         shape = self.shape
         self.kafka = kafka = WiredKafka(what.seed, self.actors, self.guests.powers(shape.powers))
         kafka.leftovers, kafka.haste, kafka.batch_rows = [], shape.haste, shape.batch_rows
-        self.operator = WiredConnection.of(kafka, Process("operator"))
+        self.operator = self.connect(Process("operator"))
         self.sites = {SITE: _Site(kafka, self.operator)}
         self.operator.create(GROUP, SITE, shape.partitions)
         self._append, kafka.topics.append = kafka.topics.append, self._noted  # type: ignore[method-assign]
@@ -143,11 +136,23 @@ class GroupWorld(World[_Site]):
         self.starts, self.settles = 0, False
         self.disk, self.table = Disk(), Table()
         self.members = [
-            GroupMember(kafka, self.disk, self.table, name, has_outbox=bool(shape.outboxes >> index & 1))
+            self.new_member(Address(SITE, name), has_outbox=bool(shape.outboxes >> index & 1))
             for index, name in enumerate("abc"[: shape.members])
         ]
-        self.deliverers = [Deliverer(kafka, self.table, f"deliverer {number}") for number in range(shape.deliverers)]
-        self.ledgers = [LedgerWriter(WiredConnection.of(kafka, Process("ledger")), SITE, self.table) for _ in range(2)]
+        self.deliverers = [self.new_deliverer(f"deliverer {number}") for number in range(shape.deliverers)]
+        self.ledgers = [LedgerWriter(self.connect(Process("ledger")), SITE, self.table) for _ in range(2)]
+
+    def new_member(self, address: Address, *, has_outbox: bool) -> GroupMember:
+        """Make a member."""
+        return GroupMember(self.connect, self.disk, self.table, address, has_outbox=has_outbox)
+
+    def new_deliverer(self, name: str) -> Deliverer:
+        """Make a deliverer."""
+        return Deliverer(self.connect, self.table, name, SITE)
+
+    def connect(self, process: Process) -> WiredConnection:
+        """Return a process's way to Kafka."""
+        return WiredConnection.of(self.kafka, process)
 
     # What the world sees
 
@@ -205,14 +210,21 @@ class GroupWorld(World[_Site]):
         """Let it happen; an action that has no object now does nothing."""
         self.dice = self.actors.dice = random.Random(action.dice)
         self.tell(f"{action.kind} {action.who}")
-        self.guests.write_malformed(self.kafka, SITE)
         self.pass_time(self.dice.randint(0, 60), ("forward", "data", "epoch"), 0.1)
         try:
+            self._let_guests_act()
             getattr(self, f"_{action.kind}")(action.who)
         except BrokerUnreachable as error:
             self.note_error(action.kind, error)
         except AbcastError as error:
             self.judge(f"{action.kind} {action.who}", error)
+
+    def _let_guests_act(self) -> None:
+        self.guests.write_malformed(self.kafka, SITE)
+        if self.guests.lets_a_day_pass():
+            self.actors.pass_time(DAY_MS)
+            if self.guests.has("forget"):
+                self._forget(self.guests.dice.randrange(3))
 
     def judge(self, who: str, error: AbcastError) -> None:
         """Blame an error that no retry mends."""
@@ -312,7 +324,7 @@ class GroupWorld(World[_Site]):
             log.state()
 
     def _purge_data(self, process: Process, kept_s: float) -> None:
-        connection, known = WiredConnection.of(self.kafka, process), self.in_ledger
+        connection, known = self.connect(process), self.in_ledger
         purge_data(connection, GROUP, SITE, kept_s=kept_s, in_ledger=known, lacking=lambda *_: "")
 
     @property
@@ -506,7 +518,7 @@ class GroupWorld(World[_Site]):
             # `after` begins at the offset that equals the seqno: once before the seal, once right behind it.
             for seqno in sorted({max(0, seal.first_seqno - 3), seal.first_seqno - 1, sealed_at}):
                 if seqno <= known.seqno:
-                    deliverer = Deliverer(self.kafka, self.table, f"late joiner at epoch {seal.epoch} after {seqno}")
+                    deliverer = self.new_deliverer(f"late joiner at epoch {seal.epoch} after {seqno}")
                     deliverer.resume(seqno)
                     self.deliverers.append(deliverer)
 
@@ -600,10 +612,7 @@ def playing(what: History, mutation: Mutation = NONE) -> Iterator[GroupWorld]:
         "connectors.kafka.log.data_log.state_at": world.state_at,
         "connectors.takeover.takeover.SideBySide": InTurn,
         "connectors.engine.job.yield_to_rival": lambda *_: False,
-        "connectors.client.incarnation.rejoin.time": SimpleNamespace(sleep=world.wait_for_a_leader),
-        "connectors.client.tail.sharing.LogTailer": StillTailer,
-        "connectors.client.tail.log_tailer.POLL_S": 0.0,
-        "connectors.client.memory.outbox.sqlite3.connect": world.disk.connect,
+        **parts(world.disk, world.wait_for_a_leader),
         **world.guests.patches(),
         "secrets.randbelow": lambda below: world.actors.dice.randrange(below),
         "time.time_ns": lambda: world.actors.now_ms * 1_000_000,

@@ -2,8 +2,9 @@
 
 It runs the shipped takeovers, supervisor, loop and maintenance on a Kafka in memory
 (`connectors.testing.memory_kafka`). It replaces only the pool of threads that asks groups side by side: here each is
-asked in turn. One group has troubles: a partition is away, or a part of it; its writes are refused; the job loses the
-right to a topic; a log is cut or made anew; records are no messages, or no DATA; a sender floods it. What must hold:
+asked in turn. Guests come to all groups (`tests.world.guests`). One group has troubles: a partition is away, or a part
+of it; its writes are refused; the job loses the right to a topic; a log is cut or made anew; records are no messages,
+or no DATA; a sender floods it. What must hold:
 
 * isolation: the job goes on, claims no other group again, and orders the messages of the others within some turns;
 * progress: once the trouble is over, all messages of that group are ordered, too, or `suspended` says why not.
@@ -12,36 +13,57 @@ right to a topic; a log is cut or made anew; records are no messages, or no DATA
 from __future__ import annotations
 
 import logging
-import math
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 from unittest.mock import patch
 
 from kafka.structs import TopicPartition
 
-from connectors.engine.group_supervisor import GroupSupervisor
-from connectors.engine.job import Sequencers
-from connectors.engine.loop import Loop
-from connectors.engine.options import EngineOptions, JobState
+from connectors.engine.options import EngineOptions
+from connectors.engine.writing import Writer
 from connectors.kafka.codec.codec import decode_data, forward_headers
-from connectors.kafka.groups.suspended_groups import SuspendedGroups
-from connectors.kafka.groups.topic_finder import TopicFinder
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.topics.data_purge import purge_data
+from connectors.kafka.topics.senders import forget_senders, known_senders
 from connectors.testing.memory_kafka import MemoryConnection
-from connectors.testing.memory_topics import OFFSETS, READS, WRITES
+from connectors.testing.memory_topics import OFFSETS, READS, WRITES, MemoryTopics
 from ordering.base.errors import AbcastError
-from ordering.base.names import Role, Topic
+from ordering.base.names import Role
+from ordering.base.packs import unpacked
 from ordering.base.reader import Reader, Verdict
-from ordering.base.records import MESSAGE
+from ordering.base.records import JOIN, MAX_NUMBER, MESSAGE, SETTINGS
 from ordering.checker.anomalies import DUPLICATE, LOST, Anomaly
+from ordering.membership.settings import Settings
 from tests.simulator.mutation import NONE, Mutation
+from tests.world import jobs
+from tests.world.actors import Actors
 from tests.world.clock import Clock
+from tests.world.guests import DAY_MS, OFTEN, Guests
+from tests.world.jobs import in_format
+from tests.world.kafka import WorldConnection, WorldKafka, partition
+from tests.world.powers import LIMITS
 from tests.world.stepping import InTurn
 
 SITE = "s"
 GROUPS = ("a", "b", "c")
 ROLES: tuple[Role, ...] = ("data", "epoch", "forward")
+SENDER = b"s/m"
+GUESTS = (
+    "ledger",
+    "counts",
+    "format",
+    "day",
+    "closed",
+    "forget",
+    "purge",
+    "two",
+    "own clock",
+    "clock",
+    "marker",
+    "limits",
+)
 ACTIONS = 60
 TURNS = 4
 """The turns after which a group without trouble has ordered a message. A turn reads once and decides once."""
@@ -60,52 +82,53 @@ CLAIMED = "claimed again"
 """The trouble of one group fences the epoch of another."""
 
 
-class Job:
-    """An attempt of the job: supervisor and loop take turns."""
+class Job(jobs.Job):
+    """An attempt of the job. Its writer is the one that ships, as a group that can't be written ends no other."""
 
-    def __init__(self, connection: MemoryConnection, clock: Clock) -> None:
-        """Take the groups over. Raises what ends the attempt."""
-        self.suspended = SuspendedGroups("sequence")
-        options = EngineOptions(connection, SITE)
-        self.supervisor = GroupSupervisor(options, JobState(TopicFinder(connection), self.suspended))
-        try:
-            taken = self.supervisor.take_all()
-            self.loop = Loop(connection, SITE, Sequencers(SITE), clock.event())
-            self.loop.take(taken)
-        except BaseException:
-            self.supervisor.close()
-            raise
+    def writer(self, connection: Connection) -> Writer:
+        """Return the writer of all groups."""
+        return Writer(connection)
 
-    def close(self) -> None:
-        """Kill it."""
-        self.loop.close()
-        self.supervisor.close()
+
+class OneJob(Actors):
+    """The time of a world whose only actor is the job: its waits let time pass."""
+
+    sleep, monotonic = Clock.sleep, Clock.monotonic
 
 
 class Groups:
     """The world of a seed."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, mutation: Mutation = NONE) -> None:
         self.dice = random.Random(seed)
-        self.clock = Clock()
-        self.connection = MemoryConnection()
-        self.topics = self.connection.topics
-        self.topics.changed, self.topics.longest_poll_s = self.clock.condition(), math.inf
-        self.topics.clock = lambda: self.clock.now_s
+        self.clock = OneJob(self.dice)
+        self.guests = Guests(seed, GUESTS, mutation)
+        self.kafka = WorldKafka(seed, self.clock, [power for power in ("clock", "marker") if self.guests.has(power)])
+        self.topics = self.kafka.topics
+        self.topics.clock = lambda: self.clock.now_ms / 1000
+        self.topics.silence_s = MemoryTopics().silence_s
+        self.connection = MemoryConnection(topics=self.topics)
         for group in GROUPS:
             self.connection.create(group, SITE)
         self.troubled = self.dice.choice(GROUPS)
         self.fine = [group for group in GROUPS if group != self.troubled]
-        self.sent = dict.fromkeys(GROUPS, 0)
+        self.life = dict.fromkeys(GROUPS, 0)
+        """By group: its sender's incarnation, and the last of its local seqnos. `sent`: its messages, each by both."""
+        self.last = dict.fromkeys(GROUPS, 0)
+        self.sent: dict[str, list[tuple[int, int]]] = {group: [] for group in GROUPS}
         self.is_damaged = False
         """Whether the troubled group has lost records."""
         self.job: Job | None = None
+        self.zombie: Job | None = None
+        """A job that goes on although another one has taken over."""
         self.anomalies: list[Anomaly] = []
         self.story: list[str] = []
+        for group in GROUPS:
+            self.begin_life(group)
 
     def log(self, role: Role, group: str) -> TopicPartition:
         """Return a group's partition."""
-        return TopicPartition(str(Topic(group, role, SITE)), 0)
+        return partition(role, SITE, group=group)
 
     def blame(self, name: str, detail: str) -> None:
         """Note an anomaly."""
@@ -132,9 +155,12 @@ class Groups:
             (0.5, self.flood),
         ]
         self.start()
+        if self.guests.has("closed"):
+            self.close_groups()
         for act in self.dice.choices([act for _, act in acts], [weight for weight, _ in acts], k=ACTIONS):
             self.story.append(f"{self.clock.steady_s:>8.1f} s  {act.__name__}")
             act()
+            self.let_guests_act()
             if self.anomalies:
                 return self.anomalies
         self.end()
@@ -145,12 +171,14 @@ class Groups:
     def start(self) -> None:
         """Start the job, whatever trouble a group has."""
         try:
-            self.job = Job(self.connection, self.clock)
+            self.job = Job(EngineOptions(self.connection, SITE), self.clock)
         except AbcastError as error:
             self.blame(ENDED, f"no start: {error}")
 
     def start_again(self) -> None:
-        """Kill the job and start another one."""
+        """Start another job. The first one is killed, or goes on for a while."""
+        if self.guests.has("two") and self.zombie is None:
+            self.zombie, self.job = self.job, None
         self.kill()
         self.start()
 
@@ -176,7 +204,8 @@ class Groups:
 
     def turn(self) -> None:
         """Let the loop take a turn."""
-        self._working(lambda job: job.loop.turn(job.supervisor))
+        later = self.guests.later()
+        self._working(lambda job: job.decide(None, later))
 
     def look(self) -> None:
         """Let the supervisor take a turn."""
@@ -193,20 +222,36 @@ class Groups:
         """Send a message to a group."""
         self._send(self.dice.choice(GROUPS))
 
-    def _send(self, group: str, size: int = 1) -> None:
-        self.sent[group] += 1
-        self.topics.append(self.log("forward", group), f"{SITE}/m".encode(), b"x" * size, self._header(group))
+    def _send(self, group: str) -> None:
+        self._write(group, MESSAGE)
+        self.sent[group].append((self.life[group], self.last[group]))
 
-    def _header(self, group: str) -> list[tuple[str, bytes]]:
-        return forward_headers(1, self.sent[group])
+    def _write(self, group: str, kind: str, payload: bytes = b"x") -> None:
+        self.last[group] += 1
+        headers = forward_headers(self.life[group], self.last[group], kind=kind)
+        self.topics.append(self.log("forward", group), SENDER, payload, headers)
 
-    def ordered(self, group: str) -> list[int]:
-        """Return the local seqnos of the group's messages, in the order of DATA."""
-        reader, found = Reader(), list[int]()
+    def begin_life(self, group: str) -> None:
+        """Let the group's sender begin an incarnation."""
+        self.life[group], self.last[group] = self.life[group] + 1, 0
+
+    def close_groups(self) -> None:
+        """Close the groups, and let their senders join, which are never suspected."""
+        settings = Settings(closed=True, suspect_after_ms=MAX_NUMBER).to_json()
+        for group in GROUPS:
+            headers = forward_headers(1, 1, kind=SETTINGS)
+            self.topics.append(self.log("forward", group), b"s/abcast.admin", settings, headers)
+            self._write(group, JOIN)
+        for _ in range(TURNS):
+            self.turn()
+
+    def ordered(self, group: str) -> list[tuple[int, int]]:
+        """Return the incarnations and local seqnos of the group's messages, in the order of DATA."""
+        reader, found = Reader(), list[tuple[int, int]]()
         for record in self.topics.partitions[self.log("data", group)]:
             data = decode_data(record.key, record.value, record.headers)
-            if reader.judge(data) is Verdict.TAKE and data.kind == MESSAGE:
-                found.append(data.local_seqno)
+            if reader.judge(data) is Verdict.TAKE:
+                found += [each.id[1:] for each in unpacked(data) if each.kind == MESSAGE]
         return found
 
     def see_that_the_others_go_on(self) -> None:
@@ -225,8 +270,8 @@ class Groups:
         found = self.ordered(group)
         if len(found) > len(set(found)):
             self.blame(DUPLICATE, f"group {group}: {found}")
-        if found != list(range(1, self.sent[group] + 1)):
-            self.blame(name, f"group {group} has {len(found)} of {self.sent[group]} messages.")
+        if found != self.sent[group]:
+            self.blame(name, f"group {group} has {len(found)} of {len(self.sent[group])} messages.")
 
     # Troubles.
 
@@ -247,6 +292,7 @@ class Groups:
         """End the troubles that pass."""
         self.topics.forbidden.clear()
         self.topics.refusals.clear()
+        self.topics.limits.clear()
         for role in ROLES:
             self.topics.bring_back(self.log(role, self.troubled).topic)
 
@@ -284,6 +330,38 @@ class Groups:
         for _ in range(FLOOD):
             self._send(self.troubled)
 
+    # Guests.
+
+    def let_guests_act(self) -> None:
+        """Let guests do what they do in all groups, or in one."""
+        guests, group = self.guests, self.guests.dice.choice(GROUPS)
+        self.kafka.mishap(self.kafka.places(ROLES), 0.1)
+        guests.keep_ledger(WorldConnection.to(self.kafka, SITE), self.fine[0])
+        if guests.has("limits") and guests.dice.random() < OFTEN:
+            self.topics.limits[self.log(guests.dice.choice(ROLES), self.troubled).topic] = guests.dice.choice(LIMITS)
+        if guests.has("own clock") and guests.dice.random() < OFTEN:
+            self.clock.jump(guests.dice.choice((3_600.0, -3_600.0)))
+        if guests.lets_a_day_pass():
+            self.clock.sleep(DAY_MS / 1000)
+        with suppress(AbcastError):
+            if guests.has("forget") and guests.dice.random() < OFTEN:
+                rows = [each.row for each in known_senders(self.connection, group, SITE)]
+                forget_senders(self.connection, group, SITE, rows, timeout_s=0.0)
+                if not guests.has("closed"):  # members are kept
+                    self.begin_life(group)
+            if guests.has("purge") and guests.dice.random() < OFTEN:
+                in_ledger = guests.table.last_seqno if guests.has("ledger") and group == self.fine[0] else MAX_NUMBER
+                purge_data(self.connection, group, SITE, kept_s=0.0, in_ledger=in_ledger, lacking=lambda *_: "")
+        self._let_the_zombie_act()
+
+    def _let_the_zombie_act(self) -> None:
+        if self.zombie is not None:
+            with suppress(AbcastError):
+                self.zombie.decide(None)
+            if self.guests.dice.random() < OFTEN:
+                self.zombie.close()
+                self.zombie = None
+
     # The end.
 
     def end(self) -> None:
@@ -300,29 +378,31 @@ class Groups:
             self._judge(group, LOST)
         if not self.is_damaged:
             self._judge(self.troubled, LOST)
+        self.anomalies += self.guests.check_ledger(WorldConnection.to(self.kafka, SITE), self.fine[0])
 
 
 @contextmanager
-def playing(seed: int) -> Iterator[Groups]:
-    """A world in which a history can be played."""
-    world, level = Groups(seed), logging.root.manager.disable
+def playing(seed: int, mutation: Mutation = NONE) -> Iterator[Groups]:
+    """Provide a world in which a history can be played."""
+    world, level = Groups(seed, mutation), logging.root.manager.disable
     logging.disable(logging.ERROR)  # of the troubles
-    with world.clock.installed(), patch("connectors.takeover.takeover.SideBySide", InTurn):
-        try:
-            yield world
-            world.kill()
-        finally:
-            logging.disable(level)
+    with ExitStack() as stack:
+        stack.callback(logging.disable, level)
+        for context in (world.clock.installed(), in_format(seed, mutation), mutation.broken()):
+            stack.enter_context(context)
+        patches: dict[str, Any] = {
+            "connectors.takeover.takeover.SideBySide": InTurn,
+            "secrets.randbelow": world.guests.dice.randrange,
+            "time.time_ns": lambda: round(world.clock.now_s * 1e9),
+            **world.guests.patches(),
+        }
+        for target, replacement in patches.items():
+            stack.enter_context(patch(target, replacement))
+        yield world
+        world.kill()
 
 
 def run(seed: int, mutation: Mutation = NONE) -> list[Anomaly]:
     """Run a history; return its violations."""
-    with mutation.broken(), playing(seed) as world:
+    with playing(seed, mutation) as world:
         return world.run()
-
-
-def explain(seed: int, mutation: Mutation, _: str) -> str:
-    """Return the story of the history."""
-    with mutation.broken(), playing(seed) as world:
-        world.run()
-        return "\n".join(world.story)

@@ -8,9 +8,11 @@
 * `limits`: topics take no large records for a while, as the power `limit` has it.
 * `closed`: the group is closed, from the start.
 * `format`: the group was begun in the first format; an operator upgrades it, or nobody does.
+* `purge`, `two`: an operator purges DATA; a job goes on for a while when another one has taken over.
+* `own clock`: the clock of a job jumps; `clock`, `marker`: powers of Kafka.
 
-Their dice are their own. So a history without guests is the same as one that never heard of them. A world calls `act`
-between two actions, and asks for the rest.
+Their dice are their own. So a history without guests is the same as one that never heard of them. A world
+lets them act between two of its own actions.
 """
 
 from __future__ import annotations
@@ -22,8 +24,9 @@ from typing import Any
 
 from connectors.kafka.codec.codec import decode_data
 from connectors.kafka.log.data_log import DataLog
+from connectors.takeover import survey
 from ordering.base.errors import BrokerUnreachable
-from ordering.base.formats import FIRST, NEW_GROUPS
+from ordering.base.formats import FIRST, Format
 from ordering.base.packs import unpacked
 from ordering.base.reader import Reader, Verdict
 from ordering.base.records import ENTRY, MAX_NUMBER
@@ -31,7 +34,7 @@ from ordering.checker.anomalies import DIVERGENT, Anomaly
 from ordering.sequencer.state import SequencerState
 from tests.simulator.mutation import NONE, Mutation
 from tests.world.kafka import TooLarge, WorldConnection, WorldKafka, partition
-from tests.world.ledgers import LedgerWriter, Table
+from tests.world.ledgers import GROUP, LedgerWriter, Table
 
 FORMAT = "connectors.takeover.survey._format"
 DAY_MS = 25 * 3_600_000
@@ -61,10 +64,11 @@ MALFORMED: tuple[tuple[bytes | None, list[tuple[str, bytes]]], ...] = (
 
 
 def format_of(data: DataLog, state: SequencerState, upgraded_at: int) -> int:
-    """Return the format that a takeover finds, if the group has the newest one from that claim on."""
+    """Return the format that a takeover finds, if the group has that of new groups from that claim on."""
     epochs = data.epochs.read()
     is_new = len(epochs.claims) + 1 >= upgraded_at
-    return max(state.format, epochs.format, NEW_GROUPS.number if is_new else FIRST.number)
+    newest: Format = vars(survey)["NEW_GROUPS"]
+    return max(state.format, epochs.format, (newest if is_new else FIRST).number)
 
 
 class Guests:
@@ -119,11 +123,11 @@ class Guests:
 
     # A ledger
 
-    def keep_ledger(self, connection: WorldConnection) -> None:
+    def keep_ledger(self, connection: WorldConnection, group: str = GROUP) -> None:
         """Let the ledger's writer work, or die, perhaps."""
         if not self.has("ledger") or self.dice.random() > 2 * OFTEN:
             return
-        self._writer = self._writer or LedgerWriter(connection, connection.site, self.table)
+        self._writer = self._writer or LedgerWriter(connection, connection.site, self.table, group)
         with suppress(BrokerUnreachable):
             if self.dice.random() < OFTEN:
                 self._writer.crash()
@@ -131,17 +135,17 @@ class Guests:
             if self.dice.random() < 0.7:
                 self._writer.commit()
 
-    def check_ledger(self, connection: WorldConnection) -> list[Anomaly]:
+    def check_ledger(self, connection: WorldConnection, group: str = GROUP) -> list[Anomaly]:
         """Let the writer catch up; return how the ledger differs from DATA, dropped records included."""
         if not self.has("ledger"):
             return []
-        writer = self._writer or LedgerWriter(connection, connection.site, self.table)
+        writer = self._writer or LedgerWriter(connection, connection.site, self.table, group)
         writer.crash()
         writer.read(1 << 30)
         writer.commit()
         rows = [(row.seqno, row.id, row.kind, row.payload) for row in self.table.rows]
         reader, wanted = Reader(), []
-        for each in connection.topics.partitions[partition("data", connection.site)]:
+        for each in connection.topics.partitions[partition("data", connection.site, group=group)]:
             data = decode_data(each.key, each.value, each.headers)
             if data.kind != ENTRY and reader.judge(data) is Verdict.TAKE:
                 wanted += [

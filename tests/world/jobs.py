@@ -40,9 +40,14 @@ def write_later(state: SequencerState, count: int) -> tuple[SequencerState, Data
 
 
 def in_format(seed: int, mutation: Mutation) -> Any:
-    """Return a patch for a history: in half of the seeds, groups begin in the format of packs."""
-    has_packs = mutation.has("packs") and random.Random(f"packs {seed}").random() < 0.5
-    return patch("connectors.takeover.survey.NEW_GROUPS", PACKS if has_packs else NEW_GROUPS)
+    """Return a patch for a history: its groups begin in the format of packs, perhaps."""
+    is_new = mutation.has("packs") and has_packs(seed)
+    return patch("connectors.takeover.survey.NEW_GROUPS", PACKS if is_new else NEW_GROUPS)
+
+
+def has_packs(seed: int) -> bool:
+    """Whether groups of a history may begin in the format of packs: in half of the seeds."""
+    return random.Random(f"packs {seed}").random() < 0.5
 
 
 class Killed(Exception):
@@ -67,7 +72,7 @@ class Job(Sequencers):
         self.supervisor = GroupSupervisor(options, state)
         try:
             taken = self.supervisor.take_all()
-            self.loop = Loop(options.connection, self.site, self, clock.event(), lambda to: _Writer(to, self))
+            self.loop = Loop(options.connection, self.site, self, clock.event(), self.writer)
             self.loop.take(taken)
         except BaseException:
             self.supervisor.close()
@@ -76,6 +81,10 @@ class Job(Sequencers):
     def machine(self, state: SequencerState) -> Sequencing:
         """Return the group's sequencer, of a later version."""
         return _OfLaterVersion(state, self)
+
+    def writer(self, connection: Connection) -> Writer:
+        """Return the writer of all groups."""
+        return _Writer(connection, self)
 
     def decide(self, cut: int | None, later: int = 0) -> bool:
         """Let the loop take a turn. Whether the job lives; if it is killed, only `cut` records of a write are written.

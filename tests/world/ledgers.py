@@ -47,15 +47,15 @@ class Table:
 class LedgerWriter:
     """A writer of the ledger: reads a batch of DATA, looks at the table, commits. Two may run."""
 
-    def __init__(self, connection: Connection, site: str, table: Table) -> None:
-        self.connection, self.site, self.table = connection, site, table
+    def __init__(self, connection: Connection, site: str, table: Table, group: str = GROUP) -> None:
+        self.connection, self.site, self.table, self.group = connection, site, table, group
         self._batch: list[Data] = []
         self._known = 0, 0
         self._follower: _RuleFollower | None = None
         self._next = 0
 
     def _log(self) -> DataLog:
-        return DataLog(self.connection, GROUP, self.site)
+        return DataLog(self.connection, self.group, self.site)
 
     def crash(self) -> None:
         """Forget everything."""
@@ -68,7 +68,7 @@ class LedgerWriter:
                 self._look()
                 start = log.after(self._known[1])
                 self._next, self._batch = start.offset, []
-                self._follower = _RuleFollower(GROUP, start, lambda _: log.beginning())
+                self._follower = _RuleFollower(self.group, start, lambda _: log.beginning())
             if self._batch:
                 return
             until = min(log.end(), self._next + count)

@@ -15,7 +15,6 @@ from kafka.structs import TopicPartition
 from connectors.client.incarnation.callbacks import Callback, Callbacks
 from connectors.client.incarnation.forwarder import Forwarder
 from connectors.client.incarnation.rejoin import REJOIN_PATIENCE_S, Rejoin
-from connectors.client.tail.heartbeats import Heartbeats, _OwnProducer
 from connectors.kafka.log.data_cursor import DataCursor
 from connectors.kafka.log.data_log import Start
 from connectors.kafka.log.effective import Effective
@@ -100,20 +99,6 @@ class Tailer(StillTailer):
         before = process.now
         super()._notify(run)
         process.hears(run, before)
-
-
-class Beats(Heartbeats):
-    """Heartbeats without a thread."""
-
-    def add(self, who: Any) -> None:
-        """Send heartbeats of `who` from the next turn on."""
-        self._beating.setdefault(who, None)
-
-    def turn(self) -> None:
-        """Send a heartbeat of each."""
-        if self._beating:
-            self._own = getattr(self, "_own", None) or _OwnProducer(self._producers)
-            self._turn(self._own)
 
 
 class Calls(Callbacks):

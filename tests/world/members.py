@@ -53,7 +53,8 @@ from ordering.participant.participant_events import (
 )
 from ordering.participant.participant_table import INSIDE, OUTSIDE, Action, Cause, Do
 from ordering.participant.participant_table import ParticipantPhase as Part
-from tests.world.member_parts import GROUP, SITE, Beats, Calls, MemberConnection, MemberProducer, SteppedRejoin, Tailer
+from tests.world.member_parts import GROUP, SITE, Calls, MemberConnection, MemberProducer, SteppedRejoin, Tailer
+from tests.world.threads import StillBeats
 
 if TYPE_CHECKING:
     from tests.world.membership_jobs import MembershipJobs
@@ -192,7 +193,7 @@ class Process:
     def beat(self) -> None:
         """Send a heartbeat, if one is due."""
         beats = self.shared.heartbeats(GROUP, SITE)
-        assert isinstance(beats, Beats)
+        assert isinstance(beats, StillBeats)
         beats.turn()
 
     def die(self) -> None:

@@ -36,6 +36,7 @@ from ordering.membership.settings import Settings
 from tests.simulator.mutation import NONE, Mutation
 from tests.world.actors import Killed
 from tests.world.guests import DAY_MS, Guests
+from tests.world.jobs import in_format
 from tests.world.kafka import partition
 from tests.world.member_parts import GROUP, SITE
 from tests.world.members import ILLEGAL, Process
@@ -365,6 +366,7 @@ def playing(seed: int, mutation: Mutation = NONE) -> Iterator[MembershipWorld]:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=IN_MEMORY)))
         world = MembershipWorld(seed, directory, mutation)
         stack.enter_context(world.shipping())
+        stack.enter_context(in_format(seed, mutation))
         patches: dict[str, Any] = {
             **(world.versions.patches() if world.versions is not None else {}),
             "connectors.engine.batch.COLUMNS_FROM": 64 if seed % 2 else 2,

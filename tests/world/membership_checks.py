@@ -11,6 +11,7 @@ from typing import Any
 
 from connectors.kafka.codec.codec import decode_data
 from connectors.takeover.rows import decoded
+from ordering.base.packs import unpacked
 from ordering.base.reader import Reader, Verdict
 from ordering.base.records import (
     EPOCH,
@@ -173,11 +174,11 @@ class MembershipChecks(World[Any]):
         self._check_seen()
         self._check_survivors()
         checker = Checker()
-        effective, reader = [], Reader()
+        effective, reader = list[Data](), Reader()
         for record in self.data():
             checker.data(SITE, record)
             if reader.judge(record) is Verdict.TAKE:
-                effective.append(record)
+                effective += unpacked(record)
         self._check_views(effective)
         self._check_messages(effective)
         self.anomalies += self.guests.check_ledger(self.connection)

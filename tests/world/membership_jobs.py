@@ -27,8 +27,9 @@ from ordering.participant.participant_events import Event
 from tests.world.guests import Guests
 from tests.world.jobs import Job
 from tests.world.kafka import Log, WorldConnection, WorldKafka, partition
-from tests.world.member_parts import GROUP, SITE, Beats, SteppedRejoin, Tailer, count_incarnations
+from tests.world.member_parts import GROUP, SITE, SteppedRejoin, Tailer, count_incarnations
 from tests.world.membership_checks import ENDED_JOB, OTHER_STATE, MembershipChecks, decided
+from tests.world.threads import StillBeats
 
 IN_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 """The place of outboxes: a disk in memory, where there is one."""
@@ -81,7 +82,7 @@ class MembershipJobs(MembershipChecks):
         numbers = f"{client}.memory.incarnation_numbers.IncarnationNumbers"
         patches = {
             f"{client}.tail.sharing.LogTailer": Tailer,
-            f"{client}.tail.sharing.Heartbeats": Beats,
+            f"{client}.tail.sharing.Heartbeats": StillBeats,
             f"{client}.incarnation.sender.Rejoin": SteppedRejoin,
             f"{client}.incarnation.driver.step": self._watched_step,
             f"{client}.incarnation.forwarder.step": self._watched_step,

@@ -16,7 +16,7 @@ from connectors.client.incarnation.callbacks import Callback, Callbacks
 from connectors.client.incarnation.rejoin import Rejoin
 from connectors.client.tail.cast_hub import CastHub
 from connectors.client.tail.cast_reader import CastReader
-from connectors.client.tail.heartbeats import Heartbeats
+from connectors.client.tail.heartbeats import Heartbeats, _OwnProducer
 from connectors.client.tail.log_tailer import LogTailer
 from connectors.client.tail.merged_log import MergedLog
 from connectors.kafka.log.data_cursor import DataCursor
@@ -41,7 +41,7 @@ class Parked:
         """Return at once."""
 
 
-PARKED = (LogTailer, CastHub, CastReader, Heartbeats, Rejoin)
+PARKED = (LogTailer, CastHub, CastReader, Rejoin)
 """The parts of a client that start a thread."""
 
 
@@ -93,6 +93,20 @@ class StillTailer(LogTailer):
             self._cursor = self._turn(self._cursor, self._stopping)
         except Exception as error:  # noqa: BLE001 - as the thread does
             self._fail(error, self._stopping)
+
+
+class StillBeats(Heartbeats):
+    """Heartbeats that are sent when the world says so."""
+
+    def add(self, who: Any) -> None:
+        """Send heartbeats of `who` from the next turn on."""
+        self._beating.setdefault(who, None)
+
+    def turn(self) -> None:
+        """Send a heartbeat of each."""
+        if self._beating:
+            self._own = getattr(self, "_own", None) or _OwnProducer(self._producers)
+            self._turn(self._own)
 
 
 class Tailer(LogTailer):
@@ -153,15 +167,6 @@ class Reader(CastReader):
             self._run()
 
 
-class Beats(Heartbeats):
-    """Heartbeats without a thread."""
-
-    def turn(self) -> None:
-        """Send the heartbeats that are due."""
-        self._closing = Turns()
-        self._run()
-
-
 class Calls(Callbacks):
     """The calls of an application without a thread: the world makes them, the first one first."""
 
@@ -191,7 +196,7 @@ def parked() -> Iterator[None]:
             ("threading.Thread", thread),
             ("connectors.client.tail.sharing.LogTailer", Tailer),
             ("connectors.client.tail.sharing.CastHub", Hub),
-            ("connectors.client.tail.sharing.Heartbeats", Beats),
+            ("connectors.client.tail.sharing.Heartbeats", StillBeats),
             ("connectors.client.tail.merged_log.CastReader", Reader),
             *((f"connectors.{module}.POLL_S", 0.0) for module in (*MODULES, "client.deliveries.merged_deliveries")),
         ):

@@ -1,149 +1,51 @@
-"""The actors of a group's world, as they ship: a job of the process engine, members, deliverers.
+"""The clients of a group, as they ship: a deliverer, and a member (`connectors.client.incarnation.sender`).
 
-A job is all of `connectors.engine.job`; its supervisor takes a turn before each turn of the loop. A member is a
-`connectors.client.incarnation.sender`: its tailer, which has a thread in the product, takes a turn when the world says
-so, and its outbox is a SQLite database in memory, which outlives the process.
+A member's tailer, calls, heartbeats and next incarnations have threads in the product. Here they take a turn when the
+world says so. Its outbox is a SQLite database in memory, which outlives the process. A world has them where it likes:
+`connect` gives a process its way to a Kafka.
 """
 
 from __future__ import annotations
 
 import sqlite3
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
-from kafka.structs import TopicPartition
-
-from connectors.client.incarnation.callbacks import Callbacks
+from connectors.client.incarnation.forwarder import Forwarder
 from connectors.client.incarnation.incarnations import Incarnations
 from connectors.client.incarnation.sender import Sender
 from connectors.client.memory.outbox import Outbox
 from connectors.client.values.receipt import Receipt
 from connectors.client.values.sending_limits import SendingLimits
-from connectors.engine.group_supervisor import WATCH_S, GroupSupervisor, Taken
-from connectors.engine.job import EngineJob, Sequencers
-from connectors.engine.options import EngineOptions
-from connectors.engine.sequencing import Sequencing
 from connectors.kafka.log.data_cursor import DataCursor
 from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.log.effective import Effective
-from connectors.takeover.rows import Output
-from jobs.terminal.engine_option import TAKEOVER_AFTER_S
 from ordering.base.errors import HistoryUnavailable, Superseded
-from ordering.base.formats import ADDITIONS
 from ordering.base.names import Address
 from ordering.base.records import MessageId
-from ordering.sequencer.pipeline import Pipeline
-from ordering.sequencer.state import SequencerState
-from tests.world.group_history import Shape
-from tests.world.jobs import write_later
-from tests.world.ledgers import Table
-from tests.world.stepping import Process, Stepped
-from tests.world.wires import WiredConnection, WiredKafka, WiredProducer
+from ordering.participant.participant_table import ParticipantPhase
+from tests.world.kafka import WorldConnection
+from tests.world.ledgers import GROUP, Table
+from tests.world.stepping import Process
+from tests.world.threads import Calls, StillBeats, StillTailer
 
-GROUP, SITE = "g", "s"
+Connect = Callable[[Process], WorldConnection]
 TABLE_RECORDS = 30
 RESEND_AFTER_S = 0.5
 BACKUPS = 4
 
 
-class GroupJob(EngineJob):
-    """A job of the process engine, without a thread for its supervisor."""
-
-    machine: Sequencing | None = None
-
-    def __init__(
-        self,
-        kafka: WiredKafka,
-        name: str,
-        has_taken_over: Callable[[GroupJob, SequencerState], None],
-        *,
-        is_blind: bool,
-        shape: Shape,
-        stands_by: bool = False,
-        ledger: Any = None,
-    ) -> None:
-        """`is_blind`: it looks for no newer epochs."""
-        self.process = Stepped(name, self.run)
-        self.has_taken_over, self.shape = has_taken_over, shape
-        after_s = TAKEOVER_AFTER_S if stands_by else None
-        connection = WiredConnection.of(kafka, self.process)
-        super().__init__(EngineOptions(connection, SITE, ledger=ledger, takeover_after_s=after_s))
-        self._stop = _Stop(kafka, self.process)
-        self.kafka, self.is_blind = kafka, is_blind
-
-    @property
-    def pipeline(self) -> Pipeline | None:
-        """The group's pipeline; None if the job does not sequence it."""
-        return self.machine.pipeline if self.machine is not None else None
-
-    def _supervisor(self) -> GroupSupervisor:
-        self.machine = None
-        return _Supervisor(self.options, self._state, self.is_blind)
-
-    def _deciders(self) -> Sequencers:
-        return _LaterSequencers(self)
-
-
-class _Stop(threading.Event):
-    """An event that nobody sets. A wait for it is a step."""
-
-    def __init__(self, kafka: WiredKafka, process: Stepped) -> None:
-        super().__init__()
-        self._actors, self._process = kafka.actors, process
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Let the time pass for the process."""
-        self._actors.sleep(timeout or 0.0)
-        self._process.call()
-        return False
-
-
-class _Supervisor(GroupSupervisor):
-    def __init__(self, options: EngineOptions, state: Any, is_blind: bool) -> None:
-        super().__init__(options, state)
-        self._is_blind, self._looked_at = is_blind, time.monotonic()
-
-    def start(self) -> None:
-        """Start no thread."""
-
-    def changes(self) -> Iterator[Taken]:
-        """Take a turn, then yield the changes."""
-        looks = not self._is_blind and time.monotonic() - self._looked_at >= WATCH_S
-        if looks:
-            self._looked_at = time.monotonic()
-        self.turn(looks=looks)
-        yield from super().changes()
-
-
-class _LaterSequencers(Sequencers):
-    """The makers of sequencers of a later version."""
-
-    def __init__(self, job: GroupJob) -> None:
-        super().__init__(SITE)
-        self._job = job
-
-    def machine(self, state: SequencerState) -> Sequencing:
-        self._job.has_taken_over(self._job, state)
-        self._job.machine = _LaterSequencing(state, self._job)
-        return self._job.machine
-
-
-class _LaterSequencing(Sequencing):
-    def __init__(self, state: SequencerState, job: GroupJob) -> None:
-        super().__init__(state, SITE)
-        self._job = job
-        self.pipeline = replace(self.pipeline, depth=job.shape.depth)
-
-    def decide(self, state: SequencerState, held: Any) -> tuple[SequencerState, list[Output]]:
-        state, outputs = super().decide(state, held)
-        dice, shape = self._job.kafka.actors.dice, self._job.shape
-        if state.format < ADDITIONS.number or dice.randrange(100) >= shape.later:
-            return state, outputs
-        state, record = write_later(state, dice.choice((1, 1, 2, 3, 7)))
-        return state, [*outputs, self.topics.encode(record, None)]
+def parts(disk: Disk, sleep: Callable[[float], None]) -> dict[str, Any]:
+    """Return replacements of the parts of a client that have threads, wait, or write to a disk."""
+    return {
+        "connectors.client.incarnation.rejoin.time": SimpleNamespace(sleep=sleep),
+        "connectors.client.tail.sharing.LogTailer": StillTailer,
+        "connectors.client.tail.sharing.Heartbeats": StillBeats,
+        "connectors.client.tail.log_tailer.POLL_S": 0.0,
+        "connectors.client.memory.outbox.sqlite3.connect": disk.connect,
+    }
 
 
 @dataclass
@@ -153,9 +55,10 @@ class Deliverer:
     It reads purged messages in the table of the ledger.
     """
 
-    kafka: WiredKafka
+    connect: Connect
     table: Table
     name: str
+    site: str
     delivered: list[tuple[int, MessageId, bytes]] = field(default_factory=list)
     cursor: DataCursor | None = None
 
@@ -171,15 +74,15 @@ class Deliverer:
 
     def resume(self, seqno: int | None = None) -> None:
         """Read on behind a seqno, by default the last one written down."""
-        connection = WiredConnection.of(self.kafka, Process(self.name))
-        with DataLog(connection, GROUP, SITE) as log:
+        connection = self.connect(Process(self.name))
+        with DataLog(connection, GROUP, self.site) as log:
             after = self.reached if seqno is None else seqno
             try:
                 start = log.after(after)
             except HistoryUnavailable:
                 self.delivered += [(row.seqno, row.id, row.payload) for row in self.table.rows if row.seqno > after]
                 start = log.after(self.table.last_seqno)
-        self.cursor = DataCursor(connection.consumer(), TopicPartition(str(log.topic), 0), start)
+        self.cursor = DataCursor(connection.consumer(), log.partition, start)
 
     def read(self) -> Sequence[Effective]:
         """Read what a poll returns."""
@@ -259,11 +162,14 @@ class GroupMember:
 
     sender: Sender | None = None
 
-    def __init__(self, kafka: WiredKafka, disk: Disk, table: Table, name: str, *, has_outbox: bool) -> None:
-        self.kafka, self.disk = kafka, disk
-        self.address = Address(SITE, name)
-        self.outbox = f"/outbox/{name}" if has_outbox else ""
-        self.application = Deliverer(kafka, table, str(self.address))
+    def __init__(
+        self, connect: Connect, disk: Disk, table: Table, address: Address, *, has_outbox: bool, joins: bool = False
+    ) -> None:
+        """`joins`: each process asks to join."""
+        self.connect, self.disk, self.joins = connect, disk, joins
+        self.address = address
+        self.outbox = f"/outbox/{address}" if has_outbox else ""
+        self.application = Deliverer(connect, table, str(address), address.site)
         self.process = Process("")
         self.owed: dict[bytes, Owed] = {}
         self.sent: set[bytes] = set()
@@ -280,10 +186,11 @@ class GroupMember:
         incarnations = Incarnations(self.address, limits)
         if self.outbox:
             incarnations.outbox = Outbox(self.outbox, GROUP, str(self.address))
-        sender = Sender(self.connection, GROUP, incarnations, Callbacks(str(self.address)))
+        self._calls = Calls(str(self.address))
+        sender = Sender(self.connect(self.process), GROUP, incarnations, self._calls)
         sender._rejoin.start = self._ends.append  # type: ignore[method-assign,assignment]
         try:
-            sender.start()
+            self._join(sender.start())
         except Superseded:  # the operator does as the error says
             self.disk.files.pop(self.outbox, None)
             self.owed.clear()
@@ -291,13 +198,12 @@ class GroupMember:
             return
         self.sender = sender
 
-    @property
-    def connection(self) -> WiredConnection:
-        """The process's way to Kafka."""
-        return WiredConnection.of(self.kafka, self.process)
+    def _join(self, begun: Forwarder | None) -> None:
+        if self.joins and begun is not None:
+            begun.join()
 
     @property
-    def producers(self) -> list[WiredProducer]:
+    def producers(self) -> list[Any]:
         """The producers with records on their way."""
         return [producer for producer in self.process.producers if producer.wire]
 
@@ -305,12 +211,16 @@ class GroupMember:
     def is_idle(self) -> bool:
         """Whether all messages are ordered."""
         forwarder = self.sender.forwarder if self.sender is not None else None
-        return forwarder is not None and not forwarder.has_pending and not self._ends
+        if forwarder is None or forwarder.has_pending or self._ends:
+            return False
+        return not self.joins or forwarder.participant.phase is ParticipantPhase.MEMBER
 
     def broadcast(self) -> None:
         """Broadcast a message, if the member takes it now."""
         forwarder = self.sender.forwarder if self.sender is not None else None
         if forwarder is None or forwarder.has_ended or not forwarder._pending_messages.table.has_room(100):
+            return
+        if not forwarder._lifecycle.takes_messages:
             return
         payload = f"{self.address} {len(self.sent)}".encode()
         self.sent.add(payload)
@@ -321,8 +231,10 @@ class GroupMember:
         if self.sender is None or (forwarder := self.sender.forwarder) is None:
             return
         forwarder._subscription._tailer.turn()  # type: ignore[attr-defined]
+        while self._calls.waiting:
+            self._calls.waiting.pop(0)()
         while self._ends:
-            self.sender._rejoin._begin_anew(self._ends.pop())
+            self._join(self.sender._rejoin._begin_anew(self._ends.pop()))
         for payload, owed in list(self.owed.items()):
             if owed.receipt is not None and owed.receipt._error is not None:
                 del self.owed[payload]
