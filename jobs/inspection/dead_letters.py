@@ -1,22 +1,26 @@
-"""`abcast dead-letters`: the FORWARD records of a group that were refused."""
+"""`abcast dead-letters`: the FORWARD records of a group that were refused: list, show, and send them again."""
 
 from __future__ import annotations
 
+import json
 import sys
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from jobs.terminal.options import AsJson, BootstrapServers, Group, KafkaConfig, Site, connection_to
-from ordering.base.errors import UsageError
-from ordering.base.names import DEFAULT_SITE
+from jobs.terminal.options import AsJson, BootstrapServers, Group, KafkaConfig, Site, Why, connection_to
+from ordering.base.errors import AbcastError, UsageError
+from ordering.base.names import DEFAULT_SITE, Address
 
 if TYPE_CHECKING:
     from connectors.diagnosis.dead_letters import StoredLetter
+    from connectors.kafka.connection.connection import Connection
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Show refused records, and the reasons.")
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Show refused records, and send them again.")
 
+RESENDER = "resender"
+"""The name of the sender of dead letters, unless the user gives one."""
 _COLUMNS = ("offset", "refused at", "sender", "reason", "source")
 
 
@@ -62,21 +66,80 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show one dead letter with its key, headers and payload."""
-    from connectors.diagnosis.dead_letters import read_dead_letters
     from jobs.terminal.rows import printable, write_json
 
-    letter = next(
-        read_dead_letters(connection_to(bootstrap_servers, kafka_config, "dead-letters"), group, site, offset=offset),
-        None,
-    )
-    if letter is None:
-        raise UsageError(f"there is no dead letter at offset {offset}: `abcast dead-letters list -g {group}` has them.")
+    letter = _letter(connection_to(bootstrap_servers, kafka_config, "dead-letters"), group, site, offset)
     row = {**_row(letter), "headers": [[key, value] for key, value in letter.headers], "payload": letter.payload}
     if as_json:
         write_json(list(row), [list(row.values())], sys.stdout)
         return
     for name, value in row.items():
         typer.echo(f"{name.replace('_', ' '):<11} {printable(value)}")
+
+
+@app.command()
+def resend(
+    offset: Annotated[int, typer.Argument(min=0, help="The dead letter's offset, as `list` shows it.")],
+    group: Group,
+    member: Annotated[
+        str | None,
+        typer.Option("--member", "-m", help=f"The sender, SITE/NAME, which no process uses. [default: {RESENDER}]"),
+    ] = None,
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Send it, even if it was sent again before, or may have been ordered.")
+    ] = False,
+    timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait for it to be ordered.")] = 60.0,
+    site: Site = DEFAULT_SITE,
+    bootstrap_servers: BootstrapServers = None,
+    kafka_config: KafkaConfig = None,
+    why: Why = "",
+    as_json: AsJson = False,
+) -> None:
+    """Broadcast the message of a dead letter again, as a new message with an order of its own.
+
+    It has the payload and the headers, and two headers more: `dead-letter`, the letter's place and its sender, and
+    `resent-by`, the operator. The dead letter stays. A message can be sent again if it would not be refused for itself:
+    a record without the header `abcast` can, one that is too large, has no payload or is no message can't.
+
+    A second run for the same letter finds the first one in the order, says its seqno, and sends nothing. Run one at a
+    time. A message of a sender that was forgotten may have been ordered before, so that needs --anyway.
+    """
+    from connectors import Member
+    from connectors.diagnosis.dead_letters import find_resent, message_of
+    from connectors.kafka.log.acts import act_of_this_user, record_act
+    from ordering.sequencer.sequencer import FORGOTTEN
+
+    connection = connection_to(bootstrap_servers, kafka_config, "dead-letters")
+    address = Address.parse(member or RESENDER, site)
+    act = act_of_this_user("resend", f"dead letter {offset}", why)
+    letter = _letter(connection, group, site, offset)
+    payload, headers = message_of(letter, group, site, act.who)
+    if not anyway:
+        if letter.reason == FORGOTTEN:
+            raise UsageError(
+                f"the order may have the message of dead letter {offset}, from before its sender was forgotten: look "
+                f"for its id (`abcast dead-letters show {offset} -g {group}`, `abcast query`). --anyway sends it."
+            )
+        sent = find_resent(connection, group, site, letter)
+        if sent is not None:
+            as_what = f"as seqno {sent}" if sent else "and waits for a sequencer"
+            raise AbcastError(f"dead letter {offset} was sent again before, {as_what}. --anyway sends it once more.")
+    with Member(group, str(address), connection=connection) as client:
+        receipt = client.broadcast(payload, headers, timeout)
+        record_act(connection, group, site, act)
+        seqno = receipt.result(timeout)
+    row = {"group": group, "dead_letter": offset, "seqno": seqno, "sender": str(address), "resent_by": act.who}
+    typer.echo(json.dumps(row) if as_json else f"dead letter {offset} is seqno {seqno}, from {address}")
+
+
+def _letter(connection: Connection, group: str, site: str, offset: int) -> StoredLetter:
+    """Return the dead letter at the offset. Raises UsageError if there is none."""
+    from connectors.diagnosis.dead_letters import read_dead_letters
+
+    letter = next(read_dead_letters(connection, group, site, offset=offset), None)
+    if letter is None:
+        raise UsageError(f"there is no dead letter at offset {offset}: `abcast dead-letters list -g {group}` has them.")
+    return letter
 
 
 def _row(letter: StoredLetter) -> dict[str, Any]:

@@ -1,0 +1,123 @@
+"""`abcast dead-letters resend`: a refused message gets an order of its own, once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+from kafka.structs import TopicPartition
+
+from connectors.diagnosis.status import read_status
+from connectors.kafka.codec.dead_letter_codec import dead_letter_headers
+from connectors.testing import MemoryGroup
+from connectors.testing.memory_kafka import MemoryConnection
+from ordering.base.records import MAX_PAYLOAD_BYTES, DeadLetter, Source
+from ordering.sequencer.sequencer import FORGOTTEN
+from tests.cli.here import abcast_here
+from tests.waiting import eventually
+
+FORWARD, DEAD = (TopicPartition(f"abcast.g.{role}.local", 0) for role in ("forward", "dead-letter"))
+
+
+@pytest.fixture
+def group(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryGroup]:
+    """Yield a group that the commands find."""
+    with MemoryGroup("g") as made:
+        monkeypatch.setattr("jobs.inspection.dead_letters.connection_to", lambda *_: made.connection)
+        yield made
+
+
+def refused(
+    kafka: MemoryConnection, value: bytes | None, headers: Sequence[tuple[str, bytes]] = (), key: bytes = b"local/x"
+) -> int:
+    """Write a record that breaks a rule into FORWARD; return the offset of its dead letter."""
+    letters = kafka.topics.partitions[DEAD]
+    before = len(letters)
+    kafka.topics.append(FORWARD, key, value, list(headers))
+    eventually(lambda: len(letters) > before)
+    return before
+
+
+def resend(cwd: Path, offset: int, *options: str) -> CompletedProcess[str]:
+    return abcast_here("dead-letters", "resend", str(offset), "-g", "g", *options, cwd=cwd)
+
+
+def test_the_message_gets_an_order_of_its_own(group: MemoryGroup, tmp_path: Path) -> None:
+    """The record of a producer that knows nothing of abcast, say. The header tells who sent it, and which it was."""
+    kafka = group.connection
+    offset = refused(kafka, b"\xff1", [("k", b"v"), ("k", b"w")])
+    done = resend(tmp_path, offset, "--why", "the client is mended", "--json")
+    row = json.loads(done.stdout)
+    assert (row["seqno"], row["sender"], row["dead_letter"]) == (1, "local/resender", offset)
+    [delivery] = group.member("reader").deliveries(1, timeout=0)
+    assert (delivery.seqno, delivery.sender, delivery.payload) == (1, "local/resender", b"\xff1")
+    assert delivery.headers == (
+        *(("k", b"v"), ("k", b"w")),
+        ("dead-letter", f"abcast.g.dead-letter.local-0:{offset} local/x".encode()),
+        ("resent-by", row["resent_by"].encode()),
+    )
+    [act] = read_status(kafka, "g", "local").acts
+    assert (act.act, act.what, act.why) == ("resend", f"dead letter {offset}", "the client is mended")
+
+
+def test_a_second_run_is_told_and_sends_nothing(group: MemoryGroup, tmp_path: Path) -> None:
+    """Also another letter's resend does not count."""
+    first, second = refused(group.connection, b"1"), refused(group.connection, b"2")
+    assert resend(tmp_path, first).stdout == f"dead letter {first} is seqno 1, from local/resender\n"
+    again = resend(tmp_path, first)
+    assert (again.returncode, again.stdout) == (1, "")
+    assert (
+        again.stderr == f"abcast: dead letter {first} was sent again before, as seqno 1. --anyway sends it once more.\n"
+    )
+    assert resend(tmp_path, second, "--member", "mender").stdout.endswith("is seqno 2, from local/mender\n")
+    assert resend(tmp_path, first, "--anyway").stdout.startswith(f"dead letter {first} is seqno 3")
+    assert [each.payload for each in group.member("reader").deliveries(1, timeout=0)] == [b"1", b"2", b"1"]
+
+
+def test_a_run_that_found_no_sequencer_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its message waits in FORWARD: a second one would be ordered, too."""
+    with MemoryGroup("g") as group:
+        kafka = group.connection
+        offset = refused(kafka, b"1")
+    monkeypatch.setattr("jobs.inspection.dead_letters.connection_to", lambda *_: kafka)
+    late = resend(tmp_path, offset, "--timeout", "0.1")
+    assert (late.returncode, "not ordered within 0.1 s" in late.stderr) == (1, True), late.stderr
+    again = resend(tmp_path, offset)
+    assert (again.returncode, "before, and waits for a sequencer" in again.stderr) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("value", "headers", "said"),
+    [
+        (b"1", [("abcast", b"2 join 5 1"), ("abcast-x", b"")], "it is a record 'join', not a message."),
+        (b"1", [("abcast", b"2 unheard-of 5 1")], "it is a record 'unheard-of', not a message."),
+        (None, [("abcast", b"2 message 5 1")], "it has no payload (the payload is null)."),
+        (b"1" * (MAX_PAYLOAD_BYTES + 1), [("abcast", b"2 message 5 1")], "its payload has 1,000,001 bytes, over"),
+        (b"1", [("abcast", b"2 message 5 1"), ("abcast-x", b"")], "are reserved, and it has 'abcast-x'."),
+        (b"1", [("x", b"y" * 65_536)], "over the limit of 65536"),
+    ],
+)
+def test_a_letter_that_would_be_refused_again(
+    group: MemoryGroup, tmp_path: Path, value: bytes | None, headers: list[tuple[str, bytes]], said: str
+) -> None:
+    offset = refused(group.connection, value, headers)
+    done = resend(tmp_path, offset)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert f"dead letter {offset} can't be sent again: " in done.stderr
+    assert said in done.stderr
+    assert list(group.member("reader").deliveries(1, timeout=0)) == []
+
+
+def test_a_message_that_may_have_been_ordered(group: MemoryGroup, tmp_path: Path) -> None:
+    """Its sender was forgotten since. So the operator must look first."""
+    why = dead_letter_headers(
+        DeadLetter(Source("abcast.g.forward.local", 0, 0), FORGOTTEN), [("abcast", b"2 message 5 1")]
+    )
+    group.connection.topics.append(DEAD, b"local/x", b"1", why)
+    done = resend(tmp_path, 0)
+    assert (done.returncode, "the order may have the message of dead letter 0" in done.stderr) == (2, True)
+    assert resend(tmp_path, 0, "--anyway").returncode == 0
+    assert resend(tmp_path, 7).stderr.startswith("abcast: there is no dead letter at offset 7")
