@@ -95,7 +95,7 @@ def resend(
     why: Why = "",
     as_json: AsJson = False,
 ) -> None:
-    """Broadcast the message of a dead letter again, as a new message with an order of its own.
+    """Broadcast a refused message again, as a new one.
 
     It has the payload and the headers, and two headers more: `dead-letter`, the letter's place and its sender, and
     `resent-by`, the operator. The dead letter stays. A message can be sent again if it would not be refused for itself:
