@@ -81,21 +81,34 @@ def payloads_of(kind: Column, value: Column, count: Column) -> Column:
     lengths = F.transform(
         places, lambda n: F.conv(F.hex(F.substring(value, 4 * n + begin + 1, F.lit(4))), 16, 10).cast("bigint")
     )
-    ends = F.aggregate(
+    # A sum a place, as text: Spark appends to a string by a copy of its bytes, to an array by a turn for each element.
+    sums = F.aggregate(
         lengths,
-        F.array(begin + 4 * count),
-        lambda sums, length: F.concat(sums, F.array(F.element_at(sums, -1) + length)),
+        F.struct((begin + 4 * count).alias("end"), (begin + 4 * count).cast("string").alias("ends")),
+        lambda so_far, length: F.struct(
+            (so_far["end"] + length).alias("end"),
+            F.concat(so_far["ends"], F.lit(","), (so_far["end"] + length).cast("string")).alias("ends"),
+        ),
+        lambda sums: F.split(sums["ends"], ",").cast("array<bigint>"),
     )
     may_be = (
         (count <= MAX_PACK_MESSAGES)
         & F.length(value).between(begin + 4 * count, MAX_PACK_BYTES)
         & (F.hex(F.substring(value, 1, 1)) == f"{LAYOUT:02X}")
     )
-    pack = F.transform(places, lambda n: F.substring(value, F.get(ends, n) + 1, F.get(lengths, n)))
+
+    def split(ends: Column) -> Column:
+        pack = F.transform(
+            F.slice(F.arrays_zip(ends.alias("begin"), F.slice(ends, 2, count.cast("int")).alias("end")), 1, count),
+            lambda at: F.substring(value, (at["begin"] + 1).cast("int"), (at["end"] - at["begin"]).cast("int")),
+        )
+        return F.when(F.element_at(ends, -1) == F.length(value), pack).otherwise(refused)
+
     refused = F.raise_error(F.concat_ws(" ", F.lit("a pack of DATA can't be read:"), F.col("topic"), F.col("offset")))
-    is_whole = F.element_at(ends, -1) == F.length(value)
     others = F.concat(F.array(value), F.array_repeat(F.lit(None).cast("binary"), (count - 1).cast("int")))
-    checked = F.when(may_be, F.when(is_whole, pack).otherwise(refused)).otherwise(refused)
+    # Spark computes a column again wherever a lambda or a condition names it, but a lambda's argument once.
+    whole = F.get(F.transform(F.array(sums), split), F.lit(0))
+    checked = F.when(may_be, whole).otherwise(refused)
     return F.when(kind == MESSAGES, checked).otherwise(others)
 
 

@@ -24,7 +24,7 @@ from connectors.ledger.table import ledger_rows as rows_by_spark
 from connectors.ledger.table import view_rows as views_by_spark
 from connectors.testing.memory_kafka import MemoryConnection
 from ordering.base.kinds import WITHOUT_SEQNO
-from ordering.base.packs import encode_pack
+from ordering.base.packs import MAX_PACK_MESSAGES, encode_pack
 from ordering.base.reader import Reader
 from ordering.base.records import MESSAGE, MESSAGES, VIEW, Data, Source
 from ordering.casts.casts import CAUSAL, FIFO, Cast
@@ -85,6 +85,20 @@ def test_the_rows_are_the_same(spark: SparkSession, tmp_path: Path) -> None:
     views = views_by_spark(rows_by_spark(source_frame(spark, stored))).orderBy("seqno").toArrow().to_pylist()
     assert our_views == views
     assert our_views
+
+
+@pytest.mark.timeout(60)
+def test_full_packs_are_split_in_linear_time(spark: SparkSession) -> None:
+    """Cubic, as it was, a single pack took minutes."""
+    payloads = [b"p" * (n % 60) for n in range(MAX_PACK_MESSAGES)]
+    source = Source("abcast.g.forward.nyc", 2, 77)
+    packs = [
+        Data(MESSAGES, 1, 1 + number * len(payloads), 0, "nyc/a", 1, 1, encode_pack(payloads), source, count=1_000)
+        for number in range(5)
+    ]
+    rows = [Row(PLACE.topic, 0, at, *encode_data(pack), TIMESTAMP_MS) for at, pack in enumerate(packs)]
+    split = each_number(rows_by_spark(source_frame(spark, rows))).orderBy("seqno").select("payload").toArrow()
+    assert split["payload"].to_pylist() == payloads * len(packs)
 
 
 def test_the_casts_are_the_same(spark: SparkSession, tmp_path: Path) -> None:
