@@ -24,6 +24,8 @@ from jobs.inspection.view import view
 from jobs.isis import isis
 from jobs.ledger import ledger
 from jobs.maintain import maintain
+from jobs.member.flush import flush
+from jobs.member.letters import inbox, send
 from jobs.package import package
 from jobs.publish import publish
 from jobs.relay import relay
@@ -104,6 +106,9 @@ app.command()(relay)
 app.add_typer(site, name="site")
 app.command()(publish)
 app.command()(deliver)
+app.command()(send)
+app.command()(inbox)
+app.command()(flush)
 app.command()(check)
 app.command()(doctor)
 app.command()(support)

@@ -27,7 +27,7 @@ from jobs.terminal.options import (
     location,
     run_script,
 )
-from jobs.terminal.rows import as_text, json_entry
+from jobs.terminal.rows import as_text, harmless, json_entry, json_line
 from jobs.terminal.times import time_ms
 from ordering.base.errors import UsageError
 from ordering.base.names import DEFAULT_SITE, Address
@@ -219,7 +219,7 @@ class _Waiting:
 
 def _line(delivery: Delivery, as_json: bool) -> str:
     if not as_json:
-        return f"{delivery.seqno}\t{delivery.sender}\t{_harmless(as_text(delivery.payload))}"
+        return f"{delivery.seqno}\t{delivery.sender}\t{harmless(as_text(delivery.payload))}"
     line: dict[str, Any] = {
         "seqno": delivery.seqno,
         "sender": delivery.sender,
@@ -231,16 +231,7 @@ def _line(delivery: Delivery, as_json: bool) -> str:
         line["view_id"] = delivery.view_id
     if delivery.order != TOTAL:
         line["order"] = delivery.order
-    if delivery.headers:
-        line["headers"] = [[key, value.decode("utf-8", "backslashreplace")] for key, value in delivery.headers]
-    return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in json.dumps(line, ensure_ascii=False))
-
-
-def _harmless(text: str) -> str:
-    """Escape control characters but tabs as Python does: the text stays on its line, and can't control the terminal."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() or c == "\t" else ascii(c)[1:-1] for c in text)
+    return json_line(line, delivery.headers)
 
 
 def _event_line(event: Event, as_json: bool) -> str:

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from connectors.kafka.codec.headers import check_application_headers
 from connectors.kafka.login.configuration import configured
+from jobs.terminal.input import Header, Whole, opened, parsed_headers, payloads_of
 from jobs.terminal.interruption import EXIT_INTERRUPTED, tell
 from jobs.terminal.options import AsJson, BootstrapServers, Group, KafkaConfig, Member, connection_to, run_script
 from jobs.terminal.progress import Progress
 from ordering.base.errors import AbcastError, NotOrderedInTime, UsageError, counted
 from ordering.base.names import DEFAULT_SITE, Address
-from ordering.base.records import MAX_PAYLOAD_BYTES
 
 if TYPE_CHECKING:
     from connectors import Member as MemberClient
@@ -38,12 +36,8 @@ def publish(
         Path | None,
         typer.Option(help="Keep the forward table in this file, so that a crash loses no accepted message."),
     ] = None,
-    header: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="A header of each message; may be repeated.")
-    ] = None,
-    whole: Annotated[
-        bool, typer.Option("--whole", help="The whole input is one message, whatever its bytes, even none.")
-    ] = False,
+    header: Header = None,
+    whole: Whole = False,
     timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait for all messages to be ordered.")] = 60.0,
     as_json: AsJson = False,
 ) -> None:
@@ -56,10 +50,10 @@ def publish(
 
     address = Address.parse(member, configured("site", DEFAULT_SITE))
     connection = connection_to(bootstrap_servers, kafka_config, str(address))
-    published = _Published(timeout, check_application_headers(map(_parsed_header, header or ())))
-    with _opened(file) as lines:
+    published = _Published(timeout, parsed_headers(header or ()))
+    with opened(file) as lines:
         try:
-            payloads = [_whole(lines)] if whole else map(_without_end, lines)
+            payloads = payloads_of(lines, is_whole=whole)
             with MemberClient(group, str(address), connection=connection, outbox=outbox) as client:
                 published.publish(client, payloads, is_whole=whole)
         except KeyboardInterrupt:
@@ -133,24 +127,6 @@ class _Published:
             self.ordered += 1
 
 
-def _without_end(line: bytes) -> bytes:
-    return line.removesuffix(b"\n").removesuffix(b"\r")
-
-
-def _whole(lines: IO[bytes]) -> bytes:
-    payload = lines.read(MAX_PAYLOAD_BYTES + 1)
-    if len(payload) > MAX_PAYLOAD_BYTES:
-        raise UsageError(f"the input has more than {MAX_PAYLOAD_BYTES:,} bytes, the most of a message.")
-    return payload
-
-
-def _parsed_header(text: str) -> tuple[str, bytes]:
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise UsageError(f"--header {text!r}: write KEY=VALUE.")
-    return name, value.encode("utf-8", "surrogateescape")
-
-
 def _why(client: MemberClient, address: Address) -> str:
     from connectors.kafka.log.liveness import say_why
 
@@ -158,13 +134,6 @@ def _why(client: MemberClient, address: Address) -> str:
     return (
         why or "Its sequencer is alive: the rest may still be ordered, so look at `abcast status` before you repeat it."
     )
-
-
-def _opened(file: Path | None) -> IO[bytes]:
-    try:
-        return sys.stdin.buffer if file is None or str(file) == "-" else file.open("rb")
-    except OSError as error:
-        raise UsageError(f"{file} can't be read: {error.strerror}.") from error
 
 
 if __name__ == "__main__":

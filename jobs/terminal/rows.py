@@ -97,6 +97,20 @@ def printable(value: Any) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
+def harmless(text: str) -> str:
+    """Escape control characters but tabs as Python does: the text stays on its line, and can't control the terminal."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\t" else ascii(c)[1:-1] for c in text)
+
+
+def json_line(line: Mapping[str, Any], headers: Iterable[tuple[str, bytes]] = ()) -> str:
+    """Return a JSON object on one line, with the headers if there are any, and without control characters."""
+    shown = [[key, value.decode("utf-8", "backslashreplace")] for key, value in headers]
+    text = json.dumps({**line, "headers": shown} if shown else line, ensure_ascii=False)
+    return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
+
+
 def as_text(value: Any) -> str:
     """Return a value as text; bytes that are no text as `base64:…`."""
     if isinstance(value, bytes | bytearray):

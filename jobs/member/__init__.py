@@ -1,0 +1,1 @@
+"""Commands that are a member of a group, besides `abcast publish` and `abcast deliver`."""
