@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from connectors.kafka.groups.group_choice import LOOK_EVERY_S
-from jobs.listening import Listen, listening
+from jobs.listening import Listen, Payloads, listening
 from jobs.terminal import interruption
 from jobs.terminal.engine_option import Engine
 from jobs.terminal.logs import log_with
@@ -54,6 +54,7 @@ def ledger(
     sites: SitesFile = None,
     engine: LedgerEngine = Engine.spark,
     listen: Listen = None,
+    listen_payloads: Payloads = False,
 ) -> None:
     """Run the ledger: DATA into the Delta tables below --data.
 
@@ -63,7 +64,7 @@ def ledger(
     topology = optional_sites(sites, kafka_config, "ledger")
     connection = kafka_of_site(topology, site, bootstrap_servers, kafka_config, "ledger")
     which = served(groups, look_every_s)
-    with listening(listen, {site: connection}, data, which) as troubles:
+    with listening(listen, {site: connection}, data, which, payloads=listen_payloads) as troubles:
         if engine is Engine.process:
             _run_process(connection, site, data, which)
             return

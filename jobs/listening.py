@@ -31,6 +31,14 @@ Listen = Annotated[
         help="An HTTP port: a page, /metrics, /healthz, /readyz, /api/status. Without HOST, for this machine only.",
     ),
 ]
+Payloads = Annotated[
+    bool,
+    typer.Option(
+        "--listen-payloads",
+        envvar="ABCAST_LISTEN_PAYLOADS",
+        help="Show payloads on the page of --listen: then whoever reaches the port reads messages.",
+    ),
+]
 _ENDS_WITHIN_S = 5.0
 _logger = logging.getLogger(__name__)
 
@@ -42,11 +50,13 @@ def listening(
     data: Location | None,
     served: Served,
     sites: Sites | None = None,
+    *,
+    payloads: bool = False,
 ) -> Iterator[Troubles]:
     """Yield the troubles for the jobs of this process; for the block, answer at `place` what they and Kafka tell.
 
     `kafkas`: the sites whose groups are shown, each with its Kafka; the first has the sequencer, if there is one.
-    `data`: of the first site; None for no ledger. `sites`: whose relays are expected.
+    `data`: of the first site; None for no ledger. `sites`: whose relays are expected. `payloads`: show them.
 
     Raises UsageError, EnvironmentProblem, and ModuleNotFoundError if the extra is missing.
     """
@@ -57,15 +67,19 @@ def listening(
     require("prometheus_client")
     from connectors.diagnosis.broker_clocks import BrokerClocks
     from connectors.diagnosis.endpoint import Endpoint, HostPort
+    from connectors.diagnosis.latencies import Latencies
     from connectors.diagnosis.monitor import Monitor
+    from connectors.diagnosis.order_feed import OrderFeeds
 
-    def read(site: str, kafka: Connection, clocks: BrokerClocks) -> Statuses:
+    def read(site: str, kafka: Connection, clocks: BrokerClocks, latencies: Latencies) -> Statuses:
         neighbours = sites.heard_at(site) if sites is not None else ()
         found = read_with_ledger(kafka, site, data, served.groups, say=_say, raises=False, neighbours=neighbours)
-        return found.with_clocks(clocks, site)
+        groups = [row.group for row in found.rows]
+        return found._replace(clocks=clocks.compare(groups, site), latencies=latencies.of(groups, site))
 
-    readings = {site: partial(read, site, kafka, BrokerClocks(kafka)) for site, kafka in kafkas.items()}
-    monitor = Monitor(next(iter(kafkas)), readings, running_jobs, troubles)
+    readings = {site: partial(read, site, each, BrokerClocks(each), Latencies(each)) for site, each in kafkas.items()}
+    feeds = OrderFeeds(kafkas, served.groups.has, payloads=payloads)
+    monitor = Monitor(next(iter(kafkas)), readings, running_jobs, troubles, feeds)
     with Endpoint(HostPort.parse(place), monitor.answers()) as endpoint:
         say(f"listening at http://{endpoint.place}")
         try:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from connectors.kafka.groups.group_choice import LOOK_EVERY_S
-from jobs.listening import Listen, listening
+from jobs.listening import Listen, Payloads, listening
 from jobs.terminal.options import (
     DEFAULT_DATA,
     Data,
@@ -34,6 +34,7 @@ def relay(
     groups: Groups = None,
     look_every_s: LookEvery = LOOK_EVERY_S,
     listen: Listen = None,
+    listen_payloads: Payloads = False,
 ) -> None:
     """Carry records between sites.
 
@@ -62,7 +63,7 @@ def relay(
     source = directions[0].source
     which = served(groups, look_every_s)
     targets = {target: topology.connection(target) for _, target in directions}
-    with listening(listen, targets, None, which, topology) as troubles:
+    with listening(listen, targets, None, which, topology, payloads=listen_payloads) as troubles:
         options = job_options(
             topology.connection(source), source, data, max_batch_records, which, work_dir=work_dir, troubles=troubles
         )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from connectors.kafka.groups.group_choice import LOOK_EVERY_S
-from jobs.listening import Listen, listening
+from jobs.listening import Listen, Payloads, listening
 from jobs.maintain import DataRetention, every, kept_of_data
 from jobs.terminal import interruption
 from jobs.terminal.engine_option import AgreementOption, Engine, EngineOption, agreement_of, engine_job, tune
@@ -57,6 +57,7 @@ def run(
     ] = None,
     data_retention: DataRetention = None,
     listen: Listen = None,
+    listen_payloads: Payloads = False,
 ) -> None:
     """Run the sequencer and the ledger in one application.
 
@@ -73,7 +74,7 @@ def run(
     agreed = agreement_of(topology, site, agreement)
     which = served(groups, look_every_s)
     connection = kafka_of_site(topology, site, bootstrap_servers, kafka_config, "run")
-    with listening(listen, {site: connection}, data, which, topology) as troubles:
+    with listening(listen, {site: connection}, data, which, topology, payloads=listen_payloads) as troubles:
         if engine is Engine.process and topology is None and not maintenance and isinstance(data, Path):
             _run_light(connection, site, data, agreed, which, troubles)
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from connectors.kafka.groups.group_choice import LOOK_EVERY_S
-from jobs.listening import Listen, listening
+from jobs.listening import Listen, Payloads, listening
 from jobs.terminal.engine_option import (
     TAKEOVER_AFTER_S,
     AgreementOption,
@@ -50,6 +50,7 @@ def sequence(
     standby: Standby = False,
     takeover_after_s: TakeoverAfter = TAKEOVER_AFTER_S,
     listen: Listen = None,
+    listen_payloads: Payloads = False,
 ) -> None:
     """Run the sequencer: FORWARD in, DATA with seqnos out.
 
@@ -63,7 +64,7 @@ def sequence(
     connection = kafka_of_site(topology, site, bootstrap_servers, kafka_config, "sequence")
     if standby and engine is not Engine.process:
         raise UsageError("a standby is a plain Python process: add --engine process. It waits beside Spark, too.")
-    with listening(listen, {site: connection}, data, which, topology) as troubles:
+    with listening(listen, {site: connection}, data, which, topology, payloads=listen_payloads) as troubles:
         if engine is Engine.process:
             from connectors.relay.beginning import beginning_of
 

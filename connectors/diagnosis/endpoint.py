@@ -20,6 +20,7 @@ from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from typing import Any, NamedTuple
+from urllib.parse import parse_qsl
 
 from ordering.base.errors import EnvironmentProblem, UsageError
 
@@ -28,6 +29,7 @@ CLIENT_S = 5.0
 """The longest silence of a client, in seconds."""
 MOST_CLIENTS = 32
 _HIGHEST_PORT = 65_535
+_MOST_FIELDS = 10
 
 _logger = logging.getLogger(__name__)
 
@@ -63,7 +65,9 @@ class HttpAnswer(NamedTuple):
     policy: str = "default-src 'none'; frame-ancestors 'none'"
 
 
-Answers = Mapping[str, Callable[[], HttpAnswer]]
+Query = Mapping[str, str]
+"""The values of a request's query string, by name."""
+Answers = Mapping[str, Callable[[Query], HttpAnswer]]
 """The function that answers, by path. It is called in a client's thread."""
 
 
@@ -91,6 +95,13 @@ class Endpoint:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+def _values(query: str) -> Query:
+    """Return the values of a query string; none if it has too many."""
+    with suppress(ValueError):
+        return dict(parse_qsl(query, max_num_fields=_MOST_FIELDS))
+    return {}
 
 
 def _explained(place: HostPort, error: OSError | UnicodeError) -> UsageError | EnvironmentProblem:
@@ -157,7 +168,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET  # noqa: N815 - the base class names it
 
     def _answer(self) -> HttpAnswer:
-        path, names = self.path.partition("?")[0], self.server.names
+        (path, _, query), names = self.path.partition("?"), self.server.names
         host = re.sub(r":\d+$", "", self.headers.get("Host", "")).strip("[]").lower()
         if names is not None and host not in names:
             return HttpAnswer("ask for localhost\n", HTTPStatus.FORBIDDEN)
@@ -165,7 +176,7 @@ class _Handler(BaseHTTPRequestHandler):
         if answer is None:
             return HttpAnswer(f"there is {', '.join(self.server.answers)}\n", HTTPStatus.NOT_FOUND)
         try:
-            return answer()
+            return answer(_values(query))
         except Exception:
             _logger.exception("no answer to %s", path)
             return HttpAnswer("abcast has failed here: see its log\n", HTTPStatus.INTERNAL_SERVER_ERROR)

@@ -14,7 +14,8 @@ from http import HTTPStatus
 from typing import Any, Protocol
 
 from connectors.diagnosis import metrics
-from connectors.diagnosis.endpoint import Answers, HttpAnswer
+from connectors.diagnosis.endpoint import Answers, HttpAnswer, Query
+from connectors.diagnosis.order_feed import NotFollowed, OrderFeeds
 from connectors.diagnosis.page import page
 from connectors.diagnosis.shared_reading import LastReading, SharedReading
 from connectors.diagnosis.statuses import Statuses
@@ -25,6 +26,9 @@ FRESH_S = 2.0
 """The age of a status that serves the next asker, too."""
 ASKS_FOR_S = 8.0
 """The longest wait for a status: scrapers give up after 10 s."""
+ORDER_WAIT_S = 2.0
+"""The longest wait for something new in the order."""
+_DIGITS = 18
 CPU_SHARE = 0.01
 """The part of a core that metrics may take: with many groups their figures are older than FRESH_S."""
 SEEN_CPU_SHARE = 0.1
@@ -48,7 +52,8 @@ _FIRST = "The first reading goes on: Kafka has not answered yet."
 class Monitor:
     """The answers of one process. Thread-safe.
 
-    `site`: whose groups it sequences. `read`: read the status of each site. `jobs`: returns the running jobs.
+    `site`: whose groups it sequences. `read`: read the status of each site. `jobs`: returns the running jobs. `feeds`:
+    for `/api/order`.
     """
 
     def __init__(
@@ -57,8 +62,9 @@ class Monitor:
         read: Mapping[str, Callable[[], Statuses]],
         jobs: Callable[[], Sequence[WatchedJob]],
         troubles: Troubles,
+        feeds: OrderFeeds,
     ) -> None:
-        self._site, self._jobs, self._troubles = site, jobs, troubles
+        self._site, self._jobs, self._troubles, self._feeds = site, jobs, troubles, feeds
         self._readings = {name: SharedReading(of_site) for name, of_site in read.items()}
         self._registry = metrics.registry_of(self._observe)
 
@@ -66,15 +72,17 @@ class Monitor:
         """Return the functions that answer, by path."""
         whole = page()
         return {
-            "/": lambda: whole,
-            "/healthz": self._health,
-            "/readyz": self._readiness,
-            "/metrics": lambda: HttpAnswer(metrics.exposed(self._registry), content_type=metrics.CONTENT_TYPE),
-            "/api/status": self._status,
+            "/": lambda _: whole,
+            "/healthz": lambda _: self._health(),
+            "/readyz": lambda _: self._readiness(),
+            "/metrics": lambda _: HttpAnswer(metrics.exposed(self._registry), content_type=metrics.CONTENT_TYPE),
+            "/api/status": lambda _: self._status(),
+            "/api/order": self._order,
         }
 
     def close(self, wait_s: float) -> None:
-        """Read nothing more, and wait so long for a reading under way."""
+        """Read nothing more, and wait so long for each reading under way."""
+        self._feeds.close(wait_s)
         for reading in self._readings.values():
             reading.close(wait_s)
 
@@ -108,10 +116,23 @@ class Monitor:
         return metrics.Observed(
             {site: reading.value for site, reading in found.items() if reading.value is not None},
             max((reading.age_s for reading in found.values()), default=None),
-            {job.name: job.ready.is_set() and not job.done.is_set() for job in self._jobs()},
+            self._ready(),
             self._troubles.unsigned_s(),
             self._site,
         )
+
+    def _ready(self) -> dict[str, bool]:
+        return {job.name: job.ready.is_set() and not job.done.is_set() for job in self._jobs()}
+
+    def _order(self, query: Query) -> HttpAnswer:
+        after = query.get("after", "0")
+        if not (after.isascii() and after.isdigit() and len(after) <= _DIGITS):
+            return _json({"error": "after is a seqno."}, HTTPStatus.BAD_REQUEST)
+        told = self._feeds.ask(query.get("site", self._site), query.get("group", ""), int(after), ORDER_WAIT_S)
+        if isinstance(told, NotFollowed):
+            status = HTTPStatus.NOT_FOUND if told.is_unknown else HTTPStatus.SERVICE_UNAVAILABLE
+            return _json({"error": told.sentence}, status)
+        return _json(told, HTTPStatus.OK)
 
     def _status(self) -> HttpAnswer:
         told: list[dict[str, Any]] = []
@@ -122,7 +143,7 @@ class Monitor:
                 told.append({"site": site, "error": reading.error if reading else _FIRST})
         is_told = any("groups" in each for each in told)
         status = HTTPStatus.OK if is_told else HTTPStatus.SERVICE_UNAVAILABLE
-        return HttpAnswer(f"{json.dumps({'sites': told})}\n", status, "application/json")
+        return _json({"sites": told, "jobs": self._ready()}, status)
 
     def _ask(self, cpu_share: float) -> Iterator[tuple[str, LastReading[Statuses] | None]]:
         """Yield the last reading of each site: a new one, unless readings cost more than that share, or take long."""
@@ -130,6 +151,10 @@ class Monitor:
         for site, reading in self._readings.items():
             age_s = FRESH_S if reading.last is None else max(FRESH_S, reading.last.cpu_s / cpu_share)
             yield site, reading.ask(age_s, until - time.monotonic())
+
+
+def _json(value: Mapping[str, Any], status: HTTPStatus) -> HttpAnswer:
+    return HttpAnswer(f"{json.dumps(value)}\n", status, "application/json")
 
 
 def _is_new(reading: LastReading[Statuses]) -> bool:

@@ -17,7 +17,7 @@ from connectors.diagnosis.replicas import UnderReplicated
 from connectors.kafka.codec.codec import decode_forward
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.connection.ranges import read_range, windows_back
-from connectors.kafka.log.acts import Act
+from connectors.kafka.log.acts import KEPT, Act
 from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.log.entries import last_state
 from connectors.kafka.log.liveness import Liveness, SecondLook, judge
@@ -44,6 +44,15 @@ _MAX_LOOK_BACK_BYTES = 4_000_000
 _FIRST_RECORDS = 10
 _FIRST_LOOK_BACK = 100
 """Records of the first window of a search for gaps. It ends at _MAX_LOOK_BACK or _MAX_LOOK_BACK_BYTES, roughly."""
+
+
+class PastTakeover(NamedTuple):
+    """A sequencer's claim of a group, at the broker's time. The host is "" in claims of earlier versions."""
+
+    epoch: int
+    host: str
+    pid: int
+    at_ms: int
 
 
 class Gap(NamedTuple):
@@ -96,6 +105,7 @@ class GroupStatus(NamedTuple):
     another group's history under this name. `trouble`: what the serving job reports that it can't do for the group;
     with `is_left_out`, it does not order it. `acts`: the last acts of operators. `open_transactions`: transactions on
     FORWARD that hold up the records behind them. `under_replicated`: partitions with replicas that are not in sync.
+    `takeovers`: the last ones, the newest last.
     """
 
     group: str
@@ -123,6 +133,7 @@ class GroupStatus(NamedTuple):
     open_transactions: Sequence[OpenTransaction] = ()
     silences: Mapping[str, float | None] = MappingProxyType({})
     under_replicated: Sequence[UnderReplicated] = ()
+    takeovers: Sequence[PastTakeover] = ()
 
     @property
     def is_stuck(self) -> bool:
@@ -150,6 +161,7 @@ class GroupStatus(NamedTuple):
             "silences": dict(self.silences),
             "gaps": [gap._asdict() for gap in self.gaps],
             "acts": [act._asdict() for act in self.acts],
+            "takeovers": [each._asdict() for each in self.takeovers],
             "under_replicated": [each._asdict() for each in self.under_replicated],
             "open_transactions": [each._asdict() for each in self.open_transactions],
             "agreement": self.agreement._asdict() if self.agreement is not None else None,
@@ -189,6 +201,9 @@ def read_status(
             strays = data.strays - before
             agreement, epochs = _agreement(data), data.epochs.read()
             of_format, acts = epochs.format, tuple(epochs.acts)
+            takeovers = tuple(
+                PastTakeover(each.epoch, each.host, each.pid, each.at_ms) for each in epochs.claims[-KEPT:]
+            )
             other = _other_history(data, ledger)
         if agreement is not None:  # relayed records are another site's, which this site does not handle
             forward = [partition for partition in forward if partition.topic == str(Topic(group, "forward", site))]
@@ -222,6 +237,7 @@ def read_status(
                 gaps=() if is_copy else gaps,
                 agreement=agreement,
                 acts=acts,
+                takeovers=takeovers,
                 wrong_settings="" if is_copy else wrong_in_logs(connection, [group], site).get(group, ""),
                 other_history=other,
                 format=max(state.format, of_format),

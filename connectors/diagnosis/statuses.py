@@ -6,7 +6,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
-from connectors.diagnosis.broker_clocks import BrokerClocks, ClockDifference
+from connectors.diagnosis.broker_clocks import ClockDifference
+from connectors.diagnosis.latencies import Latency
 from connectors.diagnosis.replicas import under_replicated
 from connectors.diagnosis.sentences import wrong_with
 from connectors.diagnosis.status import GroupStatus, is_left_out, read_status
@@ -29,13 +30,14 @@ _READ: tuple[Role, ...] = ("data", "epoch", "forward")
 class Statuses(NamedTuple):
     """The status of groups, the errors of groups that can't be read, and the groups that a job reports to leave out.
 
-    `clocks`: the largest difference between clocks; None if it is not known.
+    `clocks`: the largest difference between clocks; None if it is not known. `latencies`: by group, as far as known.
     """
 
     rows: Sequence[GroupStatus]
     errors: Mapping[str, AbcastError] = MappingProxyType({})
     left_out: frozenset[str] = frozenset()
     clocks: ClockDifference | None = None
+    latencies: Mapping[str, Latency] = MappingProxyType({})
 
     def to_json(self, site: str) -> dict[str, Any]:
         """Return the status as plain values, with the sentences on wrong things."""
@@ -43,11 +45,9 @@ class Statuses(NamedTuple):
         groups = [{**row.to_json(), "wrong": list(wrong_with(row, site))} for row in self.rows]
         clocks = None if self.clocks is None else self.clocks._asdict()
         wrong = [str(self.clocks)] if self.clocks is not None and self.clocks.is_wrong else []
-        return {"site": site, "groups": groups, "errors": errors, "clocks": clocks, "wrong": wrong}
-
-    def with_clocks(self, clocks: BrokerClocks, site: str) -> Statuses:
-        """Return the status with what `clocks` tells of the brokers that have these groups."""
-        return self._replace(clocks=clocks.compare([row.group for row in self.rows], site))
+        waits = {group: each._asdict() for group, each in self.latencies.items()}
+        plain = {"site": site, "groups": groups, "errors": errors}
+        return {**plain, "clocks": clocks, "latencies": waits, "wrong": wrong}
 
 
 class ReadingProgress(Protocol):

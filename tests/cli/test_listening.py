@@ -17,6 +17,7 @@ from connectors.kafka.topics.topics import create_topics
 from connectors.local.broker import EmbeddedBroker
 from tests.cli.here import abcast_here
 from tests.cli.process import ABCAST, Background, background
+from tests.diagnosis.test_page import BROWSER, rows_in, seen
 from tests.waiting import WAIT, eventually
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(200)]
@@ -24,11 +25,15 @@ pytestmark = [pytest.mark.broker, pytest.mark.timeout(200)]
 SITE = "listened"
 
 
+def address_of(running: Background) -> str:
+    [url] = [line.split()[-1] for line in running.lines if line.startswith("listening at ")]
+    return url
+
+
 def get(running: Background, path: str) -> tuple[int, str]:
     """Return the answer of the process."""
-    [url] = [line.split()[-1] for line in running.lines if line.startswith("listening at ")]
     try:
-        with urllib.request.urlopen(f"{url}{path}", timeout=WAIT) as answer:
+        with urllib.request.urlopen(f"{address_of(running)}{path}", timeout=WAIT) as answer:
             return answer.status, answer.read().decode()
     except HTTPError as refused:
         return refused.code, refused.read().decode()
@@ -67,6 +72,13 @@ def test_what_is_scraped_is_the_status(broker: EmbeddedBroker, tmp_path: Path) -
             sent = abcast_here("publish", "-g", group, "-m", "alice", cwd=tmp_path, variables=variables, text=lines)
             assert sent.returncode == 0, sent.stderr
             eventually(lambda: status()["ledger_lag"] == 0, what="the ledger")
+            code, text = get(run, f"/api/order?group={group}&site={SITE}")
+            newest = json.loads(text)["records"][-1]
+            assert (code, newest["seqno"], newest["sender"], newest["bytes"]) == (200, 500, f"{SITE}/alice", 3)
+            assert "payload" not in newest
+            assert get(run, f"/api/order?group={group}&site={SITE}&after=x")[0] == 400
+            assert get(run, "/api/order?group=unknown&site=elsewhere")[0] == 404
+            assert set(json.loads(get(run, "/api/status")[1])["sites"][0]["latencies"]) <= {group}
             code, text = get(run, "/api/status")
             [of_site] = json.loads(text)["sites"]
             assert (code, of_site["site"], of_site["errors"]) == (200, SITE, {})
@@ -87,6 +99,11 @@ def test_what_is_scraped_is_the_status(broker: EmbeddedBroker, tmp_path: Path) -
                 ("abcast_ledger_lag_records", "ledger_lag"),
             ):
                 assert figures[name, group, SITE] == said[field], name
+            if BROWSER is not None:
+                [shown] = rows_in(seen(address_of(run), tmp_path), "groups")
+                assert shown[:3] == [group, SITE, "alive"]
+                told = [said[name] for name in ("lag", "last_seqno", "members", "dead_letters", "ledger_lag")]
+                assert [shown[column] for column in (3, 6, 7, 8, 9)] == [f"{number:,}" for number in told]
             assert figures["abcast_sequencer_alive", group, SITE] == 1
             assert figures["abcast_job_ready", "ledger"] == figures["abcast_job_ready", "sequence"] == 1
             assert run.terminate() == 0

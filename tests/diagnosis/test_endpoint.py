@@ -10,17 +10,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from connectors.diagnosis.endpoint import CLIENT_S, MOST_CLIENTS, Endpoint, HostPort, HttpAnswer
+from connectors.diagnosis.endpoint import CLIENT_S, MOST_CLIENTS, Endpoint, HostPort, HttpAnswer, Query
 from ordering.base.errors import AbcastError, EnvironmentProblem, UsageError
 
 
-def fails() -> HttpAnswer:
+def fails(_: Query) -> HttpAnswer:
     raise ValueError("a bug, with /a/path")
 
 
 @pytest.fixture
 def endpoint() -> Iterator[Endpoint]:
-    with Endpoint(HostPort.parse(":0"), {"/": lambda: HttpAnswer("grüße\n"), "/fails": fails}) as opened:
+    with Endpoint(HostPort.parse(":0"), {"/": lambda _: HttpAnswer("grüße\n"), "/fails": fails}) as opened:
         yield opened
 
 
@@ -76,7 +76,7 @@ def test_on_loopback_a_page_can_not_ask_by_its_own_name(endpoint: Endpoint, host
 
 
 def test_at_all_addresses_any_name_is_right() -> None:
-    with Endpoint(HostPort("0.0.0.0", 0), {"/": lambda: HttpAnswer("here\n")}) as opened:
+    with Endpoint(HostPort("0.0.0.0", 0), {"/": lambda _: HttpAnswer("here\n")}) as opened:
         place = Endpoint.__new__(Endpoint)
         place.place = HostPort("127.0.0.1", opened.place.port)
         assert ask(place, "/", host="pod.example")[0] == 200
@@ -86,7 +86,7 @@ def test_clients_that_wait_for_an_answer_are_bounded() -> None:
     """Each newcomer disconnects one more of the oldest."""
     goes_on = threading.Event()
 
-    def waits() -> HttpAnswer:
+    def waits(_: Query) -> HttpAnswer:
         goes_on.wait(30)
         return HttpAnswer("at last\n")
 

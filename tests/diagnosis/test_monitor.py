@@ -7,9 +7,10 @@ import json
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import parse_qsl
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -18,6 +19,7 @@ from connectors.client.api.collector import MemberCollector
 from connectors.diagnosis import metrics, monitor
 from connectors.diagnosis.broker_clocks import ClockDifference
 from connectors.diagnosis.monitor import Monitor
+from connectors.diagnosis.order_feed import OrderFeeds
 from connectors.diagnosis.status import AgreementStatus, GroupStatus
 from connectors.diagnosis.statuses import Statuses, read_statuses
 from connectors.engine.job import EngineJob
@@ -45,14 +47,19 @@ class Served:
             name=self.job.name, is_principal=True, ready=self.job.ready, done=threading.Event()
         )
         self.jobs: list[Any] = [self.thread]
-        self.monitor = Monitor(SITE, {SITE: self.read}, lambda: self.jobs, self.troubles)
+        self.feeds = OrderFeeds({SITE: kafka}, lambda _: True, payloads=False)
+        self.watch(self.read)
+
+    def watch(self, read: Callable[[], Statuses]) -> None:
+        self.monitor = Monitor(SITE, {SITE: read}, lambda: self.jobs, self.troubles, self.feeds)
 
     def read(self) -> Statuses:
         self.asked += 1
         return read_statuses(self.kafka, SITE, raises=False)
 
     def ask(self, path: str) -> tuple[int, str]:
-        answer = self.monitor.answers()[path]()
+        path, _, query = path.partition("?")
+        answer = self.monitor.answers()[path](dict(parse_qsl(query)))
         return answer.status, answer.body
 
     def figures(self) -> dict[tuple[str, ...], float]:
@@ -149,14 +156,17 @@ def test_a_kafka_that_does_not_answer(served: Served, monkeypatch: pytest.Monkey
         raise BrokerUnreachable("no broker answers.")
 
     monkeypatch.setattr(monitor, "ASKS_FOR_S", 0.1)
-    served.monitor = Monitor(SITE, {SITE: silent}, lambda: served.jobs, served.troubles)
+    served.watch(silent)
     first = "The first reading goes on: Kafka has not answered yet."
     status, text = served.ask("/api/status")
-    assert (status, json.loads(text)) == (503, {"sites": [{"site": SITE, "error": first}]})
+    assert (status, json.loads(text)) == (503, {"sites": [{"site": SITE, "error": first}], "jobs": {"sequence": False}})
     may_end.set()
     monkeypatch.setattr(monitor, "ASKS_FOR_S", WAIT)
     status, text = served.ask("/api/status")
-    assert (status, json.loads(text)) == (503, {"sites": [{"site": SITE, "error": "no broker answers."}]})
+    assert (status, json.loads(text)) == (
+        503,
+        {"sites": [{"site": SITE, "error": "no broker answers."}], "jobs": {"sequence": False}},
+    )
     figures = served.figures()
     assert figures["abcast_status_ok",] == 0
     assert not any(key[0] == "abcast_seqno" for key in figures)
@@ -170,7 +180,7 @@ def test_a_reading_that_takes_long(served: Served, monkeypatch: pytest.MonkeyPat
         assert next(asked) == 1 or may_end.wait(WAIT)
         return Statuses(())
 
-    served.monitor = Monitor(SITE, {SITE: slow}, lambda: served.jobs, served.troubles)
+    served.watch(slow)
     assert served.ask("/api/status")[0] == 200
     monkeypatch.setattr(monitor, "FRESH_S", 0.0)
     monkeypatch.setattr(monitor, "ASKS_FOR_S", 0.1)
@@ -198,7 +208,7 @@ def test_metrics_take_a_share_of_the_cpu_at_most(served: Served, monkeypatch: py
     monkeypatch.setattr(monitor, "FRESH_S", 0.0)
     monkeypatch.setattr(monitor, "CPU_SHARE", 0.001)
     monkeypatch.setattr(monitor, "SEEN_CPU_SHARE", 0.001)
-    served.monitor = Monitor(SITE, {SITE: costly}, lambda: served.jobs, served.troubles)
+    served.watch(costly)
     for _ in range(3):
         served.figures()
     served.ask("/api/status")

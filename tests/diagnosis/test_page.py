@@ -16,14 +16,20 @@ import pytest
 
 from connectors.diagnosis import monitor
 from connectors.diagnosis.endpoint import Endpoint, HostPort
+from connectors.diagnosis.latencies import Latency
 from connectors.diagnosis.monitor import Monitor
+from connectors.diagnosis.order_feed import OrderFeeds
 from connectors.diagnosis.page import page
 from connectors.diagnosis.status import Gap, GroupStatus
 from connectors.diagnosis.statuses import Statuses
+from connectors.kafka.codec.dead_letter_codec import dead_letter_headers
 from connectors.kafka.groups.troubles import Troubles
 from connectors.kafka.log.acts import Act
 from connectors.kafka.log.liveness import ALIVE, SILENT, Liveness
+from connectors.testing.memory_group import MemoryGroup
 from ordering.base.errors import BrokerUnreachable
+from ordering.base.records import DeadLetter, Source
+from tests.waiting import WAIT
 
 BROWSER = shutil.which("chromium-headless-shell") or shutil.which("chromium")
 HOSTILE = '<img src=x onerror="document.title=1">'
@@ -64,7 +70,9 @@ def test_text_is_never_read_as_html() -> None:
     assert not re.search(
         r"innerHTML|outerHTML|insertAdjacent|document\.write|eval|Function|DOMParser", body_of("script")
     )
-    assert re.findall(r"fetch\(([^,)]*)", body_of("script")) == ['"/api/status"']
+    assert [each.split('"')[1] for each in re.findall(r"fetch\(([^,)]*)", body_of("script"))] == [
+        *("/api/order?", "/api/status")
+    ]
     assert not re.search(r"method|XMLHttpRequest|sendBeacon|WebSocket", body_of("script"))
 
 
@@ -86,10 +94,20 @@ def address() -> Iterator[str]:
     def away() -> Statuses:
         raise BrokerUnreachable("no broker answers.")
 
-    watched = Monitor("nyc", {"nyc": lambda: Statuses([well, wrong]), "lon": away}, list, Troubles())
-    with Endpoint(HostPort.parse(":0"), watched.answers()) as endpoint:
-        yield f"http://{endpoint.place}"
-    watched.close(monitor.ASKS_FOR_S)
+    found = Statuses([well, wrong], latencies={"well": Latency(7, 1_200, 50)})
+    with MemoryGroup("well", "nyc") as group:
+        feeds = OrderFeeds({"nyc": group.connection}, lambda _: True, payloads=True)
+        watched = Monitor("nyc", {"nyc": lambda: found, "lon": away}, list, Troubles(), feeds)
+        alice, bob = group.member("alice"), group.member("bob")
+        for member in (alice, bob, alice):
+            member.broadcast(HOSTILE.encode()).result(WAIT)
+        dead = DeadLetter(Source("abcast.well.forward.nyc", 0, 9), HOSTILE)
+        group.connection.producer().send(
+            "abcast.well.dead-letter.nyc", key=b"\xff", headers=dead_letter_headers(dead, ())
+        )
+        with Endpoint(HostPort.parse(":0"), watched.answers()) as endpoint:
+            yield f"http://{endpoint.place}"
+        watched.close(monitor.ASKS_FOR_S)
 
 
 def test_it_is_served(address: str) -> None:
@@ -101,11 +119,16 @@ def test_it_is_served(address: str) -> None:
         assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed (Debian's package chromium-headless-shell)")
-def test_in_a_browser(address: str, tmp_path: Path) -> None:
-    """The figures of the status, the wrong group first; a hostile text is shown, letter by letter."""
-    command = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}"]
+def rows_in(shown: str, table: str) -> list[list[str]]:
+    """Return the texts in the rows of a table's body."""
+    body = shown.partition(f'<tbody id="{table}">')[2].partition("</tbody>")[0]
+    rows = [re.findall(r"<td[^>]*>(.*?)</td>", row, re.DOTALL) for row in body.split("</tr>")]
+    return [list(map(html.unescape, row)) for row in rows if row]
+
+
+def seen(address: str, tmp_path: Path) -> str:
+    """Return the page's content as Chromium has it after five seconds."""
+    command = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'chromium'}"]
     done = subprocess.run(
         [*command, "--virtual-time-budget=5000", "--dump-dom", f"{address}/"],
         capture_output=True,
@@ -114,18 +137,34 @@ def test_in_a_browser(address: str, tmp_path: Path) -> None:
         check=True,
     )
     assert "Content Security Policy" not in done.stderr
-    shown = done.stdout.partition("<script>")[0]
+    return done.stdout.partition("<script>")[0]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed (Debian's package chromium-headless-shell)")
+def test_in_a_browser(address: str, tmp_path: Path) -> None:
+    """The figures of the status, the wrong group first; a hostile text is shown, letter by letter."""
+    shown = seen(address, tmp_path)
     assert "<img" not in shown
     assert "<title>(4) abcast</title>" in shown
     wrong = [html.unescape(each) for each in re.findall(r"<li[^>]*>(.*?)</li>", shown)]
     assert wrong[0] == "lon: no broker answers."
     assert wrong[1].startswith("wrong: the group's sequencer has been silent for 44 s")
     assert wrong[2] == f"wrong: its job reports: {HOSTILE}"
-    rows = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in re.findall(r"<tr class.*?</tr>", shown, re.DOTALL)]
-    assert rows == [
-        ["wrong", "nyc", "silent 44 s", "17", "0.0", "12,345", "2", "6", "1,234"],
-        ["well", "nyc", "alive", "0", "0.0", "12,345", "2", "6", "1,234"],
+    assert rows_in(shown, "groups") == [
+        ["wrong", "nyc", "silent 44 s", "17", "0.0", "-", "12,345", "2", "6", "1,234"],
+        ["well", "nyc", "alive", "0", "0.0", "7 · 1,200 ms", "12,345", "2", "6", "1,234"],
     ]
+    assert [[*row[:4], row[5]] for row in rows_in(shown, "newest")] == [
+        ["3", "nyc/alice", "2", "message", HOSTILE],
+        ["2", "nyc/bob", "1", "message", HOSTILE],
+        ["1", "nyc/alice", "1", "message", HOSTILE],
+    ]
+    assert [row[1:] for row in rows_in(shown, "letters")] == [["\ufffd", HOSTILE, "abcast.well.forward.nyc-0:9"]]
+    lanes = shown.partition("<svg")[2].partition("</svg>")[0]
+    marks = [re.findall(rf'{name}="([\d.]+)"', mark) for mark in re.findall(r"<rect.*?</rect>", lanes) for name in "xy"]
+    assert marks[0] < marks[2] < marks[4]  # by seqno
+    assert marks[1] == marks[5] != marks[3]  # by sender
     facts = html.unescape(shown)
     for fact in (
         "epoch 3, 2025-11-24 16:00:00 UTC, process, pid 7 on vm",

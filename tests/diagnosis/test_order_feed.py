@@ -1,0 +1,139 @@
+"""The order for pages, on a Kafka in memory: it is followed while somebody asks, by one reader, within bounds."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from connectors.diagnosis import order_feed
+from connectors.diagnosis.order_feed import NotFollowed, OrderFeed, OrderFeeds
+from connectors.kafka.codec.dead_letter_codec import dead_letter_headers
+from connectors.testing.memory_group import MemoryGroup
+from ordering.base.names import Topic
+from ordering.base.records import DeadLetter, Source
+from tests.packed import pack_log
+from tests.waiting import WAIT, eventually
+
+SITE = "nyc"
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def group() -> Iterator[MemoryGroup]:
+    with MemoryGroup("g", SITE) as made:
+        yield made
+
+
+def feeds_of(group: MemoryGroup, *, payloads: bool = False) -> OrderFeeds:
+    return OrderFeeds({SITE: group.connection}, lambda name: name != "hidden", payloads=payloads)
+
+
+def ask(feeds: OrderFeeds, after: int = 0, group: str = "g") -> dict[str, Any]:
+    told = feeds.ask(SITE, group, after, WAIT)
+    assert isinstance(told, dict)
+    return told
+
+
+def send(group: MemoryGroup, *payloads: bytes) -> int:
+    """Broadcast; return the last seqno."""
+    return group.member(f"m{next(_numbers)}").broadcast_many(payloads).result(WAIT)
+
+
+def readers() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name == "abcast-order"]
+
+
+def test_each_record_comes_once(group: MemoryGroup) -> None:
+    """In order, with its sender and its wait; another asker gets all of them, too. Both have one reader."""
+    feeds, seen = feeds_of(group), list[dict[str, Any]]()
+    last = send(group, *(b"%d" % number for number in range(30)))
+    while not seen or seen[-1]["seqno"] < last:
+        seen += ask(feeds, seen[-1]["seqno"] if seen else 0)["records"]
+    assert [each["seqno"] for each in seen] == list(range(1, last + 1))
+    assert [each["local_seqno"] for each in seen] == list(range(1, 31))
+    assert {each["kind"] for each in seen} == {"message"}
+    assert all(each["sender"].startswith("nyc/m") and each["took_ms"] >= 0 for each in seen)
+    assert not any("payload" in each for each in seen)
+    assert ask(feeds)["records"] == seen
+    assert readers() == ["abcast-order"]
+    another = send(group, b"x")
+    assert [each["seqno"] for each in ask(feeds, last)["records"]] == [another]
+    feeds.close(WAIT)
+    assert readers() == []
+
+
+def test_messages_of_a_pack() -> None:
+    """Each is shown alone; of a long payload, only the beginning."""
+    with MemoryGroup("g", SITE) as group:
+        send(group, *(b"%d" % number for number in range(20)))
+        send(group, b"\xff" + b"a" * 999)
+    pack_log(group.connection, "g", SITE, 1)
+    feeds = feeds_of(group, payloads=True)
+    eventually(lambda: ask(feeds)["last"] == 21, WAIT, "all of them")
+    payloads = [each["payload"] for each in ask(feeds)["records"]]
+    assert payloads == [*map(str, range(20)), f"\ufffd{'a' * (order_feed.MOST_TEXT - 1)}…"]
+    feeds.close(WAIT)
+
+
+def test_it_ends_with_the_page(group: MemoryGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then the reader ends; another page begins near the end."""
+    monkeypatch.setattr(order_feed, "ASKED_WITHIN_S", 0.3)
+    monkeypatch.setattr(order_feed, "_BACK", 5)
+    feeds = feeds_of(group)
+    last = send(group, *[b"x"] * 10)
+    assert [each["seqno"] for each in ask(feeds)["records"]] == list(range(last - 4, last + 1))
+    eventually(lambda: not readers(), WAIT, "the end of the reader")
+    assert ask(feeds)["last"] in (0, last)
+    feeds.close(WAIT)
+
+
+def test_a_flood_is_not_followed(group: MemoryGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reader goes on at the end; it keeps no more than its bound."""
+    monkeypatch.setattr(order_feed, "KEPT", 40)
+    monkeypatch.setattr(order_feed, "_BEHIND", 300)
+    monkeypatch.setattr(order_feed, "_AFTER_A_JUMP_S", 0.0)
+    send(group, *[b"x"] * 100)
+    feed = OrderFeed(group.connection, "g", SITE, payloads=False)
+    feed.ask(0, WAIT)
+    last = send(group, *[b"x"] * 3000)
+    send(group, b"the last")
+    eventually(lambda: feed.ask(last, WAIT)["last"] == last + 1, WAIT, "the end")
+    records = feed.ask(0, WAIT)["records"]
+    assert len(records) <= 40
+    feed.close(WAIT)
+
+
+def test_what_is_not_there(group: MemoryGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group of another job, no name, a site that is not shown; a group without topics is an error in a sentence."""
+    feeds = feeds_of(group)
+    for site, name in ((SITE, "hidden"), (SITE, "no name!"), (SITE, ""), ("sfo", "g")):
+        refused = feeds.ask(site, name, 0, WAIT)
+        assert isinstance(refused, NotFollowed)
+        assert refused.is_unknown
+    assert ask(feeds, group="never.created")["error"].startswith("topic abcast.never.created.")
+    monkeypatch.setattr(order_feed, "MOST_FEEDS", 1)
+    refused = feeds.ask(SITE, "g", 0, WAIT)
+    assert isinstance(refused, NotFollowed)
+    assert not refused.is_unknown
+    feeds.close(WAIT)
+    assert readers() == []
+
+
+def test_dead_letters_have_their_reason(group: MemoryGroup) -> None:
+    """Their sender is any bytes; their payload is never shown."""
+    topic = str(Topic("g", "dead-letter", SITE))
+    for number in range(7):
+        dead = DeadLetter(Source("abcast.g.forward.nyc", 0, number), f"reason {number}")
+        group.connection.producer().send(topic, key=b"\xff", value=b"secret", headers=dead_letter_headers(dead, ()))
+    send(group, b"x")
+    feeds = feeds_of(group, payloads=True)
+    eventually(lambda: ask(feeds)["dead_letters"], WAIT, "dead letters")
+    letters = ask(feeds)["dead_letters"]
+    assert [each["reason"] for each in letters] == [f"reason {number}" for number in range(2, 7)]
+    assert {each["sender"] for each in letters} == {"\ufffd"}
+    assert "secret" not in str(letters)
+    feeds.close(WAIT)
