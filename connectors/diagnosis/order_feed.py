@@ -2,7 +2,7 @@
 
 All pages that look at a group share one reader. It ends ASKED_WITHIN_S after the last question, so a page that is
 closed costs nothing. A reader keeps the newest KEPT records. In a flood it does not follow each: it reads a thousand,
-and goes on at the end, so that a page shows a part of the order, and the gap.
+and goes on near the end, so that a page shows a part of the order, and the gap.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MOST_RECORDS = 300
 MOST_TEXT = 200
 """The characters shown of a payload."""
 _BACK = 100
-"""The seqnos before the end with which a reader begins."""
+"""The seqnos before the end with which a reader begins, and goes on after a flood."""
 _BEHIND = 2000
 """The records of DATA behind which a reader goes on at the end."""
 _AGAIN_S = 0.2
@@ -122,7 +122,7 @@ class OrderFeed:
             self._tell(taken)
             if len(taken) >= KEPT and cursor.end() - cursor.position > _BEHIND:
                 self._stop.wait(_AFTER_A_JUMP_S)
-                cursor = self._cursor(consumer, 0)
+                cursor = self._cursor(consumer, _BACK)
             elif taken:
                 self._stop.wait(_AGAIN_S)
 

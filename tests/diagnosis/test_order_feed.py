@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from kafka.structs import TopicPartition
 
 from connectors.diagnosis import order_feed
 from connectors.diagnosis.order_feed import NotFollowed, OrderFeed, OrderFeeds
 from connectors.kafka.codec.dead_letter_codec import dead_letter_headers
 from connectors.testing.memory_group import MemoryGroup
+from connectors.testing.memory_topics import READS
 from ordering.base.names import Topic
 from ordering.base.records import DeadLetter, Source
 from tests.packed import pack_log
@@ -92,18 +94,23 @@ def test_it_ends_with_the_page(group: MemoryGroup, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_flood_is_not_followed(group: MemoryGroup, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reader goes on at the end; it keeps no more than its bound."""
-    monkeypatch.setattr(order_feed, "KEPT", 40)
+    """The reader goes on near the end, and reaches it though nothing more comes; it keeps no more than its bound."""
+    monkeypatch.setattr(order_feed, "KEPT", 400)
     monkeypatch.setattr(order_feed, "_BEHIND", 300)
     monkeypatch.setattr(order_feed, "_AFTER_A_JUMP_S", 0.0)
-    send(group, *[b"x"] * 100)
+    data, kafka = TopicPartition(str(Topic("g", "data", SITE)), 0), group.connection.topics
+    flood = group.member("flood")
+    last = flood.broadcast_many([b"x"] * 100).result(WAIT)
     feed = OrderFeed(group.connection, "g", SITE, payloads=False)
-    feed.ask(0, WAIT)
-    last = send(group, *[b"x"] * 3000)
-    send(group, b"the last")
-    eventually(lambda: feed.ask(last, WAIT)["last"] == last + 1, WAIT, "the end")
-    records = feed.ask(0, WAIT)["records"]
-    assert len(records) <= 40
+    eventually(lambda: feed.ask(0, WAIT)["last"] == last, WAIT, "the reader")
+    kafka.take_away(data.topic, READS)
+    flood.broadcast_many([b"x"] * 3000)
+    eventually(lambda: len(kafka.partitions[data]) > 3000, WAIT, "the flood")
+    kafka.bring_back(data.topic)
+    eventually(lambda: feed.ask(last, WAIT)["last"] == last + 3000, WAIT, "the end")
+    seqnos = [each["seqno"] for each in feed._records]
+    assert len(seqnos) <= 400
+    assert any(one + 1 < other for one, other in itertools.pairwise(seqnos))
     feed.close(WAIT)
 
 
