@@ -88,6 +88,13 @@ def first_seqno_since(directory: Location, group: str, at_ms: int) -> int:
     return young or (seqnos(field("seqno") > 0)["max"] or 0) + 1
 
 
+def count_rows(directory: Location, group: str) -> int:
+    """Return the number of rows that the group has. Raises UsageError if there is no table in `directory`."""
+    from pyarrow.dataset import field
+
+    return int(_dataset(directory).count_rows(filter=field(GROUP) == group))
+
+
 def message_numbers(directory: Location, group: str) -> Table:
     """Return seqno, site (of the sender) and origin_seqno (null: the seqno) of each message of the group.
 

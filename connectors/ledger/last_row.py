@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.groups.side_by_side import SideBySide
-from connectors.kafka.log.data_log import DataLog, Start
+from connectors.kafka.log.data_log import DataLog, Start, lost_at
 from connectors.kafka.log.same_log import Fit, LedgerRow, fit
 from connectors.kafka.transport import Consumer
 from connectors.ledger.delta_files import LedgerOutdated, dataset_of
@@ -101,9 +101,14 @@ def other_history(data: DataLog, ledger: LedgerEnd) -> str:
         found = fit(data, ledger)
     except HistoryUnavailable:  # DATA does not tell
         return ""
+    last = ledger.last_seqno(group)
+    if (lost := lost_at(data.state(), last)) is not None and found is not Fit.LOST:
+        return (
+            f"{ledger.path} has seqnos {lost.first} to {last} of {group}, which it lost when it was restored from "
+            "another ledger: keep these rows, and take another --data."
+        )
     if found is Fit.SAME:
         return ""
-    last = ledger.last_seqno(group)
     if found is Fit.OTHER:
         fault = f"{ledger.path} has another history of {group}, up to seqno {last}"
         return f"{fault}: take another --data, or another name."

@@ -14,8 +14,8 @@ from connectors.ledger.delta_files import dataset_of
 from connectors.ledger.row import GROUP, decode_row
 from connectors.ledger.table_state import open_table
 from connectors.storage.location import Location
-from ordering.base.reader import Seal
-from ordering.base.records import FORGET, MESSAGE, Data
+from ordering.base.reader import Lost, Seal
+from ordering.base.records import FORGET, MESSAGE, RESTORED, Data
 from ordering.membership.forgetting import from_payload
 from ordering.membership.membership import NO_MEMBERS, Membership, ReceivedRow, fold
 from ordering.sequencer.state import SequencerState
@@ -58,6 +58,7 @@ def state_from_ledger(path: Location, group: str) -> SequencerState | None:
         return None
     control = _control_records(dataset, group)
     received = _without_forgotten(received, control)
+    lost = tuple(Lost.from_json(record.payload) for record in control if record.kind == RESTORED)
     return SequencerState(
         group,
         epoch=max(first_seqno),
@@ -68,6 +69,8 @@ def state_from_ledger(path: Location, group: str) -> SequencerState | None:
         seals=tuple(Seal(epoch, first) for epoch, first in sorted(first_seqno.items())),
         own_seqno=own_seqno,
         origins=origins,
+        counted=bool(lost),
+        lost=lost,
     )
 
 
@@ -84,9 +87,12 @@ def _with_nulls(rows: Table, columns: Iterable[str]) -> Table:
 
 
 def _control_records(dataset: ds.Dataset, group: str) -> list[Data]:
-    """Return the group's control records, sorted by seqno."""
+    """Return the group's control records, sorted by seqno; of a restore only the first row, which has the payload."""
     columns = ["seqno", "epoch", "view_id", "sender", "incarnation", "local_seqno", "kind", "payload", "forwarded_at"]
-    rows = dataset.to_table(columns=columns, filter=(ds.field(GROUP) == group) & (ds.field("kind") != MESSAGE))
+    is_first = (ds.field("kind") != RESTORED) | ds.field("payload").is_valid()
+    rows = dataset.to_table(
+        columns=columns, filter=(ds.field(GROUP) == group) & (ds.field("kind") != MESSAGE) & is_first
+    )
     return [decode_row(row) for row in rows.sort_by("seqno").to_pylist()]
 
 

@@ -107,8 +107,8 @@ def each_number(rows: DataFrame) -> DataFrame:
     """Return the rows, with a row for each number that a record takes.
 
     A pack becomes its messages, one a row, which share the place of the pack in FORWARD and in DATA. Other records that
-    take several numbers are of kinds of a later version. The table keeps its promise of no gap, and has all that a
-    later version needs: the kind in each row, and the rest of the record in the first.
+    take several numbers are marks of a restore, or of kinds of a later version. The table keeps its promise of no gap,
+    and has all that a later version needs: the kind in each row, and the rest of the record in the first.
     """
     is_pack, place = F.col("kind") == MESSAGES, F.col("place")
     payloads = spark_codec.payloads_of(F.col("kind"), F.col("payload"), F.col("count"))

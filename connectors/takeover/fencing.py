@@ -6,6 +6,7 @@ sequencer that runs finds that its claim is gone, and takes over again, with a h
 
 from __future__ import annotations
 
+from connectors.kafka.codec.epochs import RESTORING
 from connectors.kafka.log.data_log import DataLog
 from ordering.base.errors import AbcastError, Fenced, UsageError
 
@@ -17,8 +18,12 @@ class ClaimLost(AbcastError):
 
 
 def check_is_home(data: DataLog) -> None:
-    """Raise UsageError if another site was made the home of the group."""
+    """Raise UsageError if another site was made the home of the group, or a restore is under way."""
     move, topic = data.epochs.read().move, data.topic
+    if move is not None and move.home == RESTORING:
+        raise UsageError(
+            f"group {topic.group} is being restored from its ledger. If `abcast restore` was interrupted, run it again."
+        )
     if move is not None and move.home != topic.site:
         raise UsageError(
             f"the home of group {topic.group} is {move.home} now, not {topic.site}: give this site the new sites' "

@@ -123,6 +123,10 @@ def _check_ledger(data: DataLog, ledger: Ledger) -> None:
 def _check_agreement(data: DataLog, agreement: str) -> None:
     """Check that the group keeps its mode: decided by one site, or agreed on by several. Raises UsageError."""
     newest = data.epochs.read().newest_claim
+    if agreement and data.epochs.read().move is not None:
+        raise UsageError(
+            f"{data.topic} was restored, or its home has moved: sites that agree can't go on with it. Take a new group."
+        )
     if newest is not None and newest.agreement != agreement:
         was, now = (f"mode {name!r}" if name else "a sequencer" for name in (newest.agreement, agreement))
         raise UsageError(f"{was} has ordered {data.topic}, and {now} can't go on with it: take a new group.")

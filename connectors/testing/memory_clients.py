@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from kafka.admin import NewTopic
 from kafka.errors import (
     IllegalStateError,
     KafkaConnectionError,
@@ -14,6 +15,7 @@ from kafka.errors import (
     MessageSizeTooLargeError,
     NotEnoughReplicasError,
     OffsetOutOfRangeError,
+    TopicAlreadyExistsError,
     TopicAuthorizationFailedError,
     UnknownTopicOrPartitionError,
 )
@@ -115,6 +117,20 @@ class MemoryAdmin:
     def list_topics(self) -> list[str]:
         """Return the names of all topics."""
         return sorted({place.topic for place in list(self.kafka.partitions)})
+
+    def create_topics(self, topics: Iterable[NewTopic]) -> None:
+        """Create the topics. Raises TopicAlreadyExistsError if one is there."""
+        for topic in topics:
+            if self.kafka.numbers(topic.name):
+                raise TopicAlreadyExistsError
+            self.create_partitions({topic.name: topic.num_partitions})
+
+    def wait_for_topics(self, _: Iterable[str]) -> None:
+        """Return at once: topics are there as soon as they are created."""
+
+    def describe_cluster(self) -> dict[str, list[int]]:
+        """Return the brokers: as many as any topic may want copies."""
+        return {"brokers": list(range(10))}
 
     def create_partitions(self, counts: Mapping[str, int]) -> None:
         """Give each topic that many partitions."""

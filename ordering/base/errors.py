@@ -173,6 +173,20 @@ class HistoryChanged(ProtocolViolation):
     """
 
 
+class HistoryRestored(HistoryChanged):
+    """The group was restored from a ledger that lacks seqnos that the caller has: these messages are lost.
+
+    They are `first` to `last`. No other message gets these seqnos. The restored history goes on behind `behind`.
+    """
+
+    def __init__(self, sentence: str, first: int, last: int, behind: int) -> None:
+        super().__init__(sentence, first, last, behind)
+        self.first, self.last, self.behind = first, last, behind
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 class Disagreement(ProtocolViolation):
     """Sites that agree contradict each other: one's log or order differs from another's record of it.
 

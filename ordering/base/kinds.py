@@ -58,7 +58,8 @@ class Kind:
 
     `needs`: of its sender, see `Rank`. `across`: the kind that a relay of a mesh makes of its DATA at the
     neighbour; a message that the link carries stays one. `in_columns`: decided by columns, without its payload; all
-    other kinds of FORWARD are decided row by row. `watches`: it may change whether the group has members to watch.
+    other kinds of FORWARD are decided row by row. `takes_several`: a record of DATA may take several seqnos. `watches`:
+    it may change whether the group has members to watch.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Kind:
     linked: Linked = Linked.NEVER
     across: str = records.SKIP
     in_columns: bool = False
+    takes_several: bool = False
     watches: bool = False
 
 
@@ -87,8 +89,9 @@ KINDS = (
     Kind(records.LINK_START, Way.OF_LINK, _RELAY),
     Kind(records.VIEW, Way.DECIDED, _SEQUENCER, across=records.REMOTE_VIEW, watches=True),
     Kind(records.FLUSH_COMPLETED, Way.DECIDED, _SEQUENCER),
-    Kind(records.MESSAGES, Way.DECIDED, _CLIENT),  # a pack: each reader takes it as its messages
+    Kind(records.MESSAGES, Way.DECIDED, _CLIENT, takes_several=True),  # a pack: each reader takes it as its messages
     Kind(records.REFUSED, Way.DECIDED, _CLIENT),  # a client's control record that changes nothing
+    Kind(records.RESTORED, Way.DECIDED, _SEQUENCER, takes_several=True),  # `abcast restore` writes it
     Kind(records.EPOCH, Way.BESIDE, _SEQUENCER),
     Kind(records.ENTRY, Way.BESIDE, _SEQUENCER),
     Kind(records.LETTER, Way.LETTER, _CLIENT),
@@ -119,6 +122,8 @@ MESSAGE_KINDS = frozenset((records.MESSAGE, records.MESSAGES))
 """DATA kinds that bring messages of applications, one or several. All others may change the membership."""
 DATA_KINDS = frozenset(_of(Way.NEXT, Way.NEWER, Way.DECIDED, Way.BESIDE))
 """The DATA kinds that this version knows. A record of any other kind takes its seqnos and has no other effect."""
+SINGLE_KINDS = DATA_KINDS.difference(_of(which=lambda kind: kind.takes_several))
+"""The DATA kinds that take one seqno, or none."""
 WITHOUT_SEQNO = _of(Way.BESIDE)
 DECIDED_KINDS = _of(Way.NEXT, Way.NEWER, Way.DECIDED, which=lambda kind: _SEQUENCER in kind.writers)
 """DATA kinds that may come from the sequencer itself, without a sender and a source."""

@@ -8,6 +8,7 @@ docs/protocols/reading.md has each case and the proof.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -16,6 +17,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ordering.base.canonical import UNREADABLE, canonical_json
+from ordering.base.errors import ProtocolViolation
 from ordering.base.kinds import WITHOUT_SEQNO
 from ordering.base.records import Data
 
@@ -37,6 +40,33 @@ class Seal(NamedTuple):
 
     epoch: int
     first_seqno: int
+
+
+class Lost(NamedTuple):
+    """The seqnos `first` to `last`, which a restore has passed over. Some of them may have been given before it."""
+
+    first: int
+    last: int
+
+    def has_in_midst(self, seqno: int) -> bool:
+        """Whether a reader that has everything up to `seqno` has lost seqnos, and not the mark that took all of these.
+
+        A reader that has read the mark has `last`.
+        """
+        return self.first <= seqno < self.last
+
+    def to_json(self) -> bytes:
+        """Return the payload of the mark."""
+        return canonical_json(self._asdict())
+
+    @classmethod
+    def from_json(cls, payload: bytes) -> Lost:
+        """Return the inverse of `to_json`. Raises ProtocolViolation for any other payload."""
+        try:
+            body = json.loads(payload)
+            return cls(int(body["first"]), int(body["last"]))
+        except UNREADABLE as error:
+            raise ProtocolViolation(f"not the mark of a restore: {error}") from error
 
 
 def epoch_of(seals: Sequence[Seal], seqno: int) -> int:

@@ -36,6 +36,7 @@ FLUSH_COMPLETED = "flush-completed"
 STOP_FLUSH = "stop-flush"
 VIEW = "view"
 REFUSED = "refused"
+RESTORED = "restored"
 REMOTE_VIEW = "remote-view"
 SKIP = "skip"
 LINK_START = "link-start"
@@ -181,7 +182,8 @@ class Data:
     number `local_seqno`.
 
     Any other record takes `count` seqnos from `seqno` on: a pack, of the kind `messages`, one for each of its messages
-    (`ordering.base.packs`); each other kind that this version knows, one. Its `view` is the number of the newest view,
+    (`ordering.base.packs`); the mark of a restore, of the kind `restored`, one for each that is never given again; each
+    other kind that this version knows, one. Its `view` is the number of the newest view,
     a view's own included.
     """
 

@@ -1,6 +1,6 @@
 """The DATA records that a causal receiver has read and not delivered: each waits for casts, or for the one before it.
 
-Invariant. Their seqnos have no gap, and follow the last delivered one. A record of a later kind may take several, and
+Invariant. Their seqnos have no gap, and follow the last delivered one. A record of some kinds may take several, and
 comes with the last of them. `depends` is the clock of the first record, once it was looked at.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 
 from ordering.base.errors import ProtocolViolation
-from ordering.base.kinds import DATA_KINDS
+from ordering.base.kinds import SINGLE_KINDS
 from ordering.casts.casts import CastVerdict, OrderedRecord
 from ordering.casts.clocks import Clock
 
@@ -33,7 +33,7 @@ class OrderedQueue:
         last = self.records[-1].seqno if self.records else delivered
         if record.seqno <= last:
             return CastVerdict.DISCARD
-        if record.seqno > last + 1 and record.kind in DATA_KINDS:
+        if record.seqno > last + 1 and record.kind in SINGLE_KINDS:
             raise ProtocolViolation(f"gap: seqno {record.seqno} came behind {last}.")
         if len(self.records) >= self.max_waiting:
             return CastVerdict.FULL

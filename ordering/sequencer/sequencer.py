@@ -41,11 +41,12 @@ from ordering.base.kinds import (
     NEXT_KINDS,
 )
 from ordering.base.names import is_address, is_relay
-from ordering.base.reader import Reader, Seal, Verdict, first_difference, with_seal
+from ordering.base.reader import Lost, Reader, Seal, Verdict, first_difference, with_seal
 from ordering.base.records import (
     ENTRY,
     EPOCH,
     MESSAGE,
+    RESTORED,
     VIEW,
     Data,
     DeadLetter,
@@ -345,7 +346,7 @@ def absorb(state: SequencerState, records: Iterable[Data]) -> SequencerState:
     reader = Reader(state.epoch, state.seqno)
     received, seals, decided, links, membership = _opened(state)
     view, unsnapped, own_seqno, of_format = state.view, state.unsnapped, state.own_seqno, state.format
-    counted = state.counted
+    counted, lost = state.counted, state.lost
     for record in records:
         epoch_before = reader.epoch
         verdict = reader.accept(record.kind, record.epoch, record.seqno, record.count)
@@ -358,7 +359,7 @@ def absorb(state: SequencerState, records: Iterable[Data]) -> SequencerState:
             if is_other and not base_expected:
                 continue
             state, reader = snapshot_state, Reader(record.epoch, snapshot_state.seqno)
-            counted = state.counted
+            counted, lost = state.counted, state.lost
             received, seals, decided, links, membership = _opened(state)
             view, unsnapped, own_seqno, of_format = state.view, 0, state.own_seqno, max(of_format, state.format)
         elif verdict is Verdict.CONTROL:
@@ -371,6 +372,7 @@ def absorb(state: SequencerState, records: Iterable[Data]) -> SequencerState:
             view = record.view
             unsnapped += record.count
             counted = counted or record.count > 1
+            lost = (*lost, Lost(record.seqno, reader.last_seqno)) if record.kind == RESTORED else lost
             if record.link is not None:
                 links.note(record)
             elif record.kind in MESSAGE_KINDS:
@@ -397,6 +399,7 @@ def absorb(state: SequencerState, records: Iterable[Data]) -> SequencerState:
         origins=links.origins,
         format=of_format,
         counted=counted,
+        lost=lost,
     )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from ordering.base.canonical import UNREADABLE, canonical_json, inflated
 from ordering.base.errors import LaterVersion, ProtocolViolation
 from ordering.base.formats import ADDITIONS, FIRST, later
-from ordering.base.reader import Seal
+from ordering.base.reader import Lost, Seal
 from ordering.base.records import MAX_RECORD_BYTES, Partition, named_partitions, parsed_partitions
 from ordering.membership.log_time import Age
 from ordering.membership.membership import NO_MEMBERS, NOTHING_ACCEPTED, Membership, ReceivedRow, with_unknown
@@ -51,7 +51,8 @@ class SequencerState:
     `latest_ms` is the newest broker timestamp of a considered FORWARD record, and `snapshot_ms` its value at the last
     snapshot (0: unknown); both serve groups of format 1. In other groups `aged` has the age of the last snapshot by
     each partition's clock. `format` is the group's (`ordering.base.formats`). `counted`: whether a record ever took
-    several seqnos. `unknown` has the other fields of a later version's snapshot, as JSON values.
+    several seqnos. `lost` has the seqnos that restores have passed over, which are never given again. `unknown` has the
+    other fields of a later version's snapshot, as JSON values.
     """
 
     group: str
@@ -72,6 +73,7 @@ class SequencerState:
     snapshot_ms: int = 0
     format: int = FIRST.number
     counted: bool = False
+    lost: tuple[Lost, ...] = ()
     unknown: Mapping[str, Any] = field(default_factory=dict)
     aged: Mapping[Partition, Age] = field(default_factory=dict)
 
@@ -105,6 +107,7 @@ class SequencerState:
             says = {"format": written, "readable_from": READABLE_FROM, "version": SNAPSHOTS[READABLE_FROM]}
             body = {**self.unknown, **body, **says, "group_format": self.format}
             body |= {"counted": True} if self.counted else {}
+            body |= {"lost": self.lost} if self.lost else {}
             body |= {"aged": {str(partition): age for partition, age in self.aged.items()}} if self.aged else {}
         return gzip.compress(canonical_json(body), compresslevel=1, mtime=0)
 
@@ -123,6 +126,7 @@ class SequencerState:
             body["decided"] = parsed_partitions(body["decided"])
             body["received"] = {sender: ReceivedRow(row[0], row[1]) for sender, row in body["received"].items()}
             body["seals"] = tuple(Seal(*row[:2]) for row in body["seals"])
+            body["lost"] = tuple(Lost(*row[:2]) for row in body.get("lost", ()))
             body["links"] = {neighbour: LinkRow(*row[:3]) for neighbour, row in body["links"].items()}
             body["format"] = body.pop("group_format", FIRST.number)
             if "aged" in body:

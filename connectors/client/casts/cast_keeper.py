@@ -170,7 +170,7 @@ def settled_in(connection: Connection, group: str, site: str, seqno: int) -> dic
     Raises HistoryUnavailable, BrokerUnreachable.
     """
     with DataLog(connection, group, site) as log:
-        start, state = log.outside_of_a_flush(log.after(seqno, or_end=True))
+        start, state = log.outside_of_a_flush(log.behind(seqno))
         end, partition = log.end(), log.partition
     cursor = DataCursor(connection.consumer(), partition, start)
 

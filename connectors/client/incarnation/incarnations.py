@@ -4,9 +4,10 @@ An incarnation begins with the process, or continues the outbox's. Each message 
 
 * *An incarnation that continues* keeps its number. So a message that is sent again keeps its id.
 * *An incarnation that can't continue* hands its messages to a new one, under new ids, if none of them will be ordered
-  under the old ids. There are three cases: the incarnation is over (`ordering.membership.membership`); it is *stranded*
+  under the old ids. There are four cases: the incarnation is over (`ordering.membership.membership`); it is *stranded*
   (`ordering.participant.participant`), since the group is closed, and takes none of the records before the JOIN that
-  the incarnation needs; or its number is from a clock that was more than a day ahead. The log was read beyond the
+  the incarnation needs; its number is from a clock that was more than a day ahead; or a restore has lost messages
+  that the outbox has no more (`HistoryRestored` has the readers' side). The log was read beyond the
   record that decides this, so the sender knows which messages were ordered. The outbox changes over in one step, before
   anything is sent.
 * *Messages of a stranded incarnation may still be ordered, if the group is opened again.* So each message handed over
@@ -332,14 +333,33 @@ class Incarnations:
         if ordered.incarnation == outbox.incarnation:
             pending = [entry for entry in pending if entry.local_seqno > ordered.local_seqno]
         identity = MemberIncarnation(address, outbox.incarnation)
+        is_lost = self._was_lost(outbox, ordered, state)
         is_stranded = ordered.incarnation <= outbox.incarnation and begins_stranded(identity, pending, state)
         # The group takes no record of an incarnation whose number is from a clock that was ahead.
         is_future = ordered.incarnation < outbox.incarnation and numbers.is_of_a_wrong_clock(outbox.incarnation)
-        if is_future or is_stranded or state.is_over(address, outbox.incarnation):
+        if is_lost or is_future or is_stranded or state.is_over(address, outbox.incarnation):
             return [
                 HandedOver(carried_over(entry, outbox.incarnation), None) for entry in pending if not is_control(entry)
             ]
         return None
+
+    def _was_lost(self, outbox: Outbox, ordered: ReceivedRow, state: SequencerState) -> bool:
+        """Whether a restore has lost messages that were ordered, and are in the file no more; log which.
+
+        The order lacks their local seqnos for good. No message behind them was ordered, as go-back-N tells.
+        """
+        kept = ordered.local_seqno if ordered.incarnation == outbox.incarnation else 0
+        if not state.lost or ordered.incarnation > outbox.incarnation or outbox.acknowledged <= kept:
+            return False
+        _logger.warning(
+            "%s: its messages %d to %d of incarnation %d were ordered, and are lost: the group was restored from a "
+            "ledger that lacks them. Broadcast again what is still needed",
+            self.address,
+            kept + 1,
+            outbox.acknowledged,
+            outbox.incarnation,
+        )
+        return True
 
     @staticmethod
     def _has_lost_its_end(outbox: Outbox, ordered: ReceivedRow) -> bool:

@@ -98,7 +98,7 @@ def _ordered_since(connection: Connection, group: str, address: Address, seqno: 
     Raises HistoryUnavailable.
     """
     with DataLog(connection, group, address.site) as log:
-        start = log.after(seqno, or_end=True)
+        start = log.behind(seqno)
         for stored in log.records(start.offset, end):
             data = stored.data
             is_taken = start.reader.judge(data) is Verdict.TAKE

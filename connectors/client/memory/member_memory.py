@@ -79,6 +79,14 @@ class MemberMemory:
         committed = self._offsets.at(self._data)
         if committed is None:
             if self._notes.has(DELIVERIES):
+                if (last := self._notes.restored) is not None:
+                    raise PositionLost(
+                        f"{self.group} was restored from a ledger up to seqno {last}, and all positions are lost, that "
+                        f"of {self.address}, too, if it had one. Say where to go on: deliveries(from_seqno=N, "
+                        "remember=True), or `abcast deliver --from-seqno N --remember`. N is one above the last seqno "
+                        f"that the application has taken, and at most {last + 1}: messages above {last} that it has "
+                        "taken are lost. A new name begins at 1."
+                    )
                 raise self._position_lost("Kafka has forgotten its position (after offsets.retention.minutes)")
             return 0
         if (seqno := told(committed, _SEQNO)) is not None:

@@ -7,6 +7,9 @@ and begins at the beginning; a name with a note gets PositionLost. A crash betwe
 itself is committed first, so there is never a note without a position that Kafka may forget. The commit on the memory
 topic remembers that the note was written; if Kafka forgets it, the note is written again.
 
+After a restore from a ledger, one note says that any name may have had a position
+(`connectors.kafka.topics.restored_note`).
+
 A group without that topic (an earlier version created it) is served as before, with a warning: in it, a name that Kafka
 has forgotten is new. `abcast topics create` creates the topic.
 
@@ -26,6 +29,7 @@ from connectors.client.memory.committed_offsets import CommittedOffsets
 from connectors.client.tail.sharing import Shared
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.connection.ranges import read_range
+from connectors.kafka.topics.restored_note import NOTE_OF_ALL_NAMES, restored_up_to
 from ordering.base.errors import KafkaRefused
 from ordering.base.names import Address, Topic
 
@@ -52,6 +56,8 @@ class PositionNotes:
         self._place = TopicPartition(str(Topic(group, "memory", address.site)), 0)
         self._written: set[str] | None = None  # the notes in the commit on the memory topic
         self._found: set[str] | None = None  # the notes in the topic itself
+        self.restored: int | None = None
+        """The last seqno that a restore of the group has brought back, as of the last read; None without a restore."""
         self._may_use = True
 
     def write(self, what: str, place: TopicPartition, beginning: str) -> None:
@@ -136,7 +142,10 @@ class PositionNotes:
             with self._connection.reachable("READ", place.topic):
                 beginning, end = (ask([place])[place] for ask in (consumer.beginning_offsets, consumer.end_offsets))
             for record in read_range(self._connection, consumer, place, int(beginning), int(end)):
-                if record.key in keys and record.value is not None:
+                if record.key == NOTE_OF_ALL_NAMES and (last := restored_up_to(record.value)) is not None:
+                    self.restored = last
+                    found.add(DELIVERIES)
+                elif record.key in keys and record.value is not None:
                     found.add(keys[record.key])
                 elif record.key in keys:  # an operator has deleted the note
                     found.discard(keys[record.key])

@@ -10,7 +10,7 @@
 | note | `2 note` | `OFFSET EPOCH SEQNO` |
 | base | that of an `epoch` record | a state; in a copy |
 | exclusion | `2 exclude` | `VIEW SITE …`: in that view of sites that agree, these are not waited for any more |
-| move | `2 move` | `HOME ABOVE`: the site that is the group's home from here on; in a hub |
+| move | `2 move` | `HOME ABOVE`: the site that is the group's home from here on; in a hub, and after a restore |
 
 A claim's epoch is its offset plus one, plus ABOVE of the last move before it. So a note, which claims nothing, only
 makes the epochs skip a number. So does a stray: all readers pass over a record that has none of these forms. Only an
@@ -106,6 +106,10 @@ class Move(NamedTuple):
 
     home: str
     above: int = 0
+
+
+RESTORING = "(restoring)"
+"""The home in the move with which a restore begins. No site has that name, so no sequencer starts."""
 
 
 def _is_there(pid: int) -> bool:

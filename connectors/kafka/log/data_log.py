@@ -28,10 +28,10 @@ from connectors.kafka.log.log_state import state_at
 from connectors.kafka.log.seqno_search import still_has, where
 from connectors.kafka.log.stored_record import StoredRecord
 from connectors.kafka.transport import Consumer
-from ordering.base.errors import HistoryUnavailable, ProtocolViolation, TopicMissing, UsageError
+from ordering.base.errors import HistoryRestored, HistoryUnavailable, ProtocolViolation, TopicMissing, UsageError
 from ordering.base.formats import follow
 from ordering.base.names import Topic
-from ordering.base.reader import Reader, epoch_of
+from ordering.base.reader import Lost, Reader, epoch_of
 from ordering.base.records import STRAY
 from ordering.sequencer.state import SequencerState
 
@@ -183,10 +183,12 @@ class DataLog:
         The table of seals gives the epoch that decided the next seqno, so the reader recognises leftovers of a fenced
         sequencer from anywhere.
 
-        Raises HistoryUnavailable if retention has dropped the record after `seqno`, and ProtocolViolation if DATA does
-        not reach `seqno` (with `or_end`, the reader starts at the end instead).
+        Raises HistoryRestored if a restore has lost `seqno`; HistoryUnavailable if retention has dropped the record
+        after it, and ProtocolViolation if DATA does not reach it (with `or_end`, the reader starts at the end instead).
         """
         end, state = known or self._end_and_state()
+        if (lost := lost_at(state, seqno)) is not None:
+            raise self._restored(lost, seqno)
         if seqno > state.seqno and not or_end:
             raise ProtocolViolation(f"asked to read on after seqno {seqno}, but {self.topic} ends at {state.seqno}.")
         if seqno >= state.seqno:
@@ -198,6 +200,28 @@ class DataLog:
                 f"{self.topic} no longer holds seqno {seqno + 1}: retention has dropped it. Read on from the ledger."
             )
         return Start(max(offset, beginning), Reader(epoch, seqno), Quiet(state.seqno, end, state.epoch))
+
+    def behind(self, seqno: int) -> Start:
+        """Return where to look for records that were decided behind `seqno`, which a restore may have lost.
+
+        Raises as `after` does. With a seqno in the future, the start is the end.
+        """
+        try:
+            return self.after(seqno, or_end=True)
+        except HistoryRestored as lost:
+            return self.after(lost.behind, or_end=True)
+
+    def _restored(self, lost: Lost, seqno: int) -> HistoryRestored:
+        first, numbers = lost.first, f"seqno {seqno}" if lost.first == seqno else f"seqnos {lost.first} to {seqno}"
+        return HistoryRestored(
+            f"{self.topic.group} was restored from a ledger up to seqno {first - 1}. Its messages of {numbers}, which "
+            f"were taken before, are lost, and no other message gets these numbers. Undo what they did, or broadcast "
+            f"them again; then go on with deliveries(from_seqno={first}, remember=True), or `abcast deliver "
+            f"--from-seqno {first} --remember`.",
+            first,
+            seqno,
+            lost.last,
+        )
 
     def outside_of_a_flush(self, start: Start) -> tuple[Start, SequencerState]:
         """Return `start`, or the place before the flush that runs there; and the state at the place.
@@ -214,6 +238,11 @@ class DataLog:
     def _end_and_state(self) -> tuple[int, SequencerState]:
         end = self.end()
         return end, self.state(end)
+
+
+def lost_at(state: SequencerState, seqno: int) -> Lost | None:
+    """Return the seqnos that a restore has lost, if `seqno` is one of them, and not the last; else None."""
+    return next((lost for lost in state.lost if lost.has_in_midst(seqno)), None)
 
 
 def topic_missing(topic: str, group: str, site: str) -> TopicMissing:

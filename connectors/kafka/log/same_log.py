@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol
 
 from connectors.kafka.log.data_log import DataLog
 from ordering.base.errors import HistoryChanged, HistoryUnavailable
-from ordering.base.reader import Verdict
+from ordering.base.reader import Verdict, epoch_of
 from ordering.base.records import MESSAGES, Data
 from ordering.sequencer.state import SequencerState
 
@@ -105,6 +105,8 @@ def _stands(data: DataLog, row: LedgerRow, end: int, state: SequencerState) -> b
 
     A sequencer's own decisions look alike in any group, except for their time.
     """
+    if any(lost.first <= row.seqno <= lost.last for lost in state.lost):
+        return row.epoch == epoch_of(state.seals, row.seqno)
     if row.offset is not None and data.beginning() <= row.offset < end:
         for stored in data.records(row.offset, row.offset + 1):
             if row.is_of(stored.data) and (row.sender or row.at_ms == stored.timestamp_ms):

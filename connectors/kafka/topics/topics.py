@@ -19,7 +19,7 @@ from connectors.kafka.log.data_log import too_many_partitions, topic_missing
 from connectors.kafka.login.refusals import may_not
 from connectors.kafka.transport import Consumer
 from ordering.base.errors import AbcastError, KafkaRefused, TopicMissing, UsageError, counted
-from ordering.base.names import Role, Topic, check_group, check_site
+from ordering.base.names import ROLES, Role, Topic, check_group, check_site
 from ordering.base.records import MAX_HEADERS_BYTES, MAX_PAYLOAD_BYTES, MAX_RECORD_BYTES
 
 _logger = logging.getLogger(__name__)
@@ -62,8 +62,9 @@ def create_topics(
     sites: Iterable[str],
     partitions: int = 1,
     replication_factor: int = 1,
+    roles: Collection[Role] = ROLES,
 ) -> list[str]:
-    """Create the missing topics of the group at the sites; return the created names.
+    """Create the missing topics of the group at the sites, of these roles; return the created names.
 
     `partitions` is for the forward, the inbox and the cast topics (the last two keep that number for good); a data
     topic has one, since its log seals and orders. With replication 3 a write needs two in-sync replicas. Existing
@@ -88,6 +89,8 @@ def create_topics(
                 (Topic(group, "data", site), 1),
                 (Topic(group, "forward", site), partitions),
             ):
+                if topic.role not in roles:
+                    continue
                 try:
                     with connection.reachable("CREATE", str(topic)):
                         admin.create_topics([new_topic(topic, count, replication_factor)])

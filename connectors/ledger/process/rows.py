@@ -18,7 +18,7 @@ from connectors.kafka.codec.headers import NOTHING
 from connectors.kafka.log.effective import Effective, Messages, address_of
 from connectors.ledger.append_only import Layout
 from connectors.ledger.seqno_table import LEDGER, VIEWS
-from ordering.base.kinds import DATA_KINDS
+from ordering.base.kinds import SINGLE_KINDS
 from ordering.base.records import MESSAGE, VIEW
 
 _ARROW: dict[str, pa.DataType] = {
@@ -46,8 +46,8 @@ LEDGER_ARROW, VIEWS_ARROW = arrow_schema(LEDGER), arrow_schema(VIEWS)
 def ledger_rows(group: str, records: Sequence[Effective], headers: Mapping[int, RawHeaders]) -> pa.Table:
     """Return the rows of the group's records. `headers`: all of each record's, by its offset in DATA.
 
-    A record that takes several numbers, of a kind that a later version writes, is a row for each; the first has the
-    payload.
+    A record that takes several numbers, the mark of a restore or one of a later version, is a row for each; the first
+    has the payload.
     """
     if not isinstance(records, Messages):
         records = [row for record in records for row in _each_number(record, headers[record.offset])]
@@ -97,7 +97,7 @@ def view_rows(group: str, site: str, records: Sequence[Effective]) -> pa.Table:
 
 
 def _each_number(record: Effective, headers: RawHeaders) -> list[Effective]:
-    count = data_count(_text(headers).split(b" ")) if record.kind not in DATA_KINDS else 1
+    count = data_count(_text(headers).split(b" ")) if record.kind not in SINGLE_KINDS else 1
     first = record._replace(seqno=record.seqno - count + 1)
     return [first, *(first._replace(seqno=first.seqno + further, value=None) for further in range(1, count))]
 
