@@ -29,6 +29,7 @@ from jobs.member.letters import inbox, send
 from jobs.package import package
 from jobs.publish import publish
 from jobs.relay import relay
+from jobs.restore import restore
 from jobs.run import run
 from jobs.sequence import sequence
 from jobs.site import app as site
@@ -104,6 +105,7 @@ app.command()(sequence)
 app.command()(ledger)
 app.command()(relay)
 app.add_typer(site, name="site")
+app.command()(restore)
 app.command()(publish)
 app.command()(deliver)
 app.command()(send)

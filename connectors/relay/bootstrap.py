@@ -33,7 +33,8 @@ from ordering.base.errors import UsageError
 from ordering.base.formats import later
 from ordering.base.kinds import DATA_KINDS
 from ordering.base.names import Topic, relay_of
-from ordering.base.records import LINK_START, MESSAGE, Data, Source
+from ordering.base.reader import Lost
+from ordering.base.records import LINK_START, MESSAGE, RESTORED, Data, Source
 from ordering.sequencer.links import LinkStart, carry
 from ordering.sequencer.sequencer import seal
 
@@ -80,7 +81,7 @@ def bootstrap(
         known = copy.state()
         to_write(max(0, state.seqno - known.seqno))
         rows = read_rows(ledger, group, known.seqno + 1)
-        _write(target, str(copy.topic), _hub_records(group, direction.source, rows, known.epoch), written)
+        write_in_order(target, str(copy.topic), _hub_records(group, direction.source, rows, known.epoch), written)
         # A ledger tells neither the group's format nor counted records.
         posted = replace(state, format=max(state.format, known.format), counted=known.counted)
         post_base(target, copy.epochs.topic, posted)
@@ -88,10 +89,15 @@ def bootstrap(
 
 
 def _hub_records(group: str, home: str, rows: Iterator[list[dict[str, Any]]], epoch: int) -> Iterator[Record]:
+    """Return the records of `data_of_ledger`, encoded."""
+    return map(encode_data, data_of_ledger(group, home, rows, epoch))
+
+
+def data_of_ledger(group: str, home: str, rows: Iterator[list[dict[str, Any]]], epoch: int) -> Iterator[Data]:
     """Yield DATA as the sequencer wrote it, as far as the ledger tells. `epoch`: the one in force before.
 
-    Seals are written, too: they tell the epoch of each record in a copy, even if the copy is cut off or becomes the
-    home.
+    The mark of a restore is one record, though the ledger has a row for each seqno that it takes. Seals are written,
+    too: they tell the epoch of each record in a copy, even if the copy is cut off or becomes the home.
     """
     for chunk in rows:
         for row in chunk:
@@ -101,8 +107,12 @@ def _hub_records(group: str, home: str, rows: Iterator[list[dict[str, Any]]], ep
                 )
             if row["epoch"] > epoch:
                 epoch = row["epoch"]
-                yield encode_data(seal(epoch))
-            yield encode_data(_hub_record(group, home, row))
+                yield seal(epoch)
+            if row["kind"] != RESTORED:
+                yield _hub_record(group, home, row)
+            elif row["payload"]:
+                lost = Lost.from_json(row["payload"])
+                yield replace(decode_row(row), count=lost.last - lost.first + 1)
 
 
 def _hub_record(group: str, home: str, row: dict[str, Any]) -> Data:
@@ -134,7 +144,7 @@ def _write_session(
     topic, relay = str(Topic(group, "relayed", direction.target, direction.source)), relay_of(direction.source)
     session = append(target, topic, (relay.encode("ascii"), start.to_json(), forward_headers(1, 1, kind=LINK_START)))
     rows = read_rows(ledger, group, start.seqno + 1)
-    _write(target, topic, _session(direction.source, session, carries, rows), written)
+    write_in_order(target, topic, _session(direction.source, session, carries, rows), written)
 
 
 def _link_start(ledger: Location, group: str, reached: Mapping[str, int], carries: Callable[[str], bool]) -> LinkStart:
@@ -157,7 +167,7 @@ def _session(
             yield sender.encode("ascii"), payload, forward_headers(incarnation, local_seqno, application, kind, link)
 
 
-def _write(connection: Connection, topic: str, records: Iterator[Record], written: TellRecords) -> None:
+def write_in_order(connection: Connection, topic: str, records: Iterator[Record], written: TellRecords) -> None:
     """Append the records in order. The producer never gives up on one, so none is missing in the middle.
 
     Raises KafkaTimeoutError if one is not acknowledged within ACKNOWLEDGED_S.

@@ -35,6 +35,7 @@ from typing import NamedTuple
 
 from connectors.kafka.codec.codec import encode_data
 from connectors.kafka.codec.epochs import Move, encode_claim, encode_move
+from connectors.kafka.connection.connection import Connection
 from connectors.kafka.connection.sending import append, producing
 from connectors.kafka.connection.sites import Sites
 from connectors.kafka.log.acts import Act, act_header, act_of_this_user
@@ -112,8 +113,8 @@ def promote(sites: Sites, group: str, site: str, why: str = "") -> Promotion:
         for other in sorted(sources, key=lambda known: known.state().seqno):  # anew: some may have grown
             copy_rest(other, copy)
         state = copy.state()
-        above = _epochs_above(max([state.epoch, *(other.epochs.read().highest_epoch for other in former)]))
-        _move(copy, Move(site, above), act)
+        above = epochs_above(max([state.epoch, *(other.epochs.read().highest_epoch for other in former)]))
+        move_home(copy.connection, copy.epochs.topic, Move(site, above), act)
         return Promotion(state.seqno, state.seqno - before, tuple(silent))
 
 
@@ -166,22 +167,23 @@ def _has_more(other: DataLog, home: DataLog) -> bool:
     return theirs.seqno > known.seqno or first_difference(theirs, known) is not None
 
 
-def _epochs_above(known: int) -> int:
+def epochs_above(known: int) -> int:
     """Return the number above which the epochs of a new home begin. `known`: the highest epoch of former homes."""
     share = max(known // EPOCHS_OF_A_HOME + 1, min(int(time.time()) // _SHARE_S, _MOST_SHARES))
     return share * EPOCHS_OF_A_HOME
 
 
-def _move(log: DataLog, move: Move, act: Act) -> None:
+def move_home(connection: Connection, epoch_topic: str, move: Move, act: Act) -> None:
+    """Append a move, with the operator's act, to an EPOCH topic. Raises BrokerUnreachable."""
     value, headers = encode_move(move)
-    append(log.connection, log.epochs.topic, (None, value, [*headers, act_header(act)]))
+    append(connection, epoch_topic, (None, value, [*headers, act_header(act)]))
 
 
 def fence(old_home: DataLog, new_home: str, act: Act) -> None:
     """Keep every sequencer of the old home from deciding more. May be cut off anywhere, and done again."""
     move = old_home.epochs.read().move
     if move is None or move.home != new_home:
-        _move(old_home, Move(new_home, _above_former(old_home)), act)
+        move_home(old_home.connection, old_home.epochs.topic, Move(new_home, _above_former(old_home)), act)
     elif _is_sealed(old_home):
         return
     of_format = old_home.epochs.read().format

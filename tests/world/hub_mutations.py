@@ -73,7 +73,7 @@ MUTATIONS = (
         "same-epochs",
         "Two promotions that do not see each other use the same epochs",
         ANY,
-        ((f"{_PROMOTION}._epochs_above", next_epochs),),
+        ((f"{_PROMOTION}.epochs_above", next_epochs),),
     ),
     Mutation(
         "no-rest",
