@@ -63,7 +63,7 @@ class Site:
         return ledger.exists() and read_table_state(ledger).last_seqno.get(GROUP, 0) >= seqno
 
 
-@pytest.mark.parametrize("how", ["wiped", "deleted"])
+@pytest.mark.parametrize("how", ["wiped", pytest.param("deleted", marks=pytest.mark.soak)])
 def test_a_kafka_that_is_gone(tmp_path: Path, how: str) -> None:
     """`wiped`: its directory is gone. `deleted`: only the topics are, by hand."""
     site = Site(tmp_path)

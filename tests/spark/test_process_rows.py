@@ -25,8 +25,8 @@ from connectors.ledger.table import view_rows as views_by_spark
 from connectors.testing.memory_kafka import MemoryConnection
 from ordering.base.kinds import WITHOUT_SEQNO
 from ordering.base.packs import MAX_PACK_MESSAGES, encode_pack
-from ordering.base.reader import Reader
-from ordering.base.records import MESSAGE, MESSAGES, VIEW, Data, Source
+from ordering.base.reader import Lost, Reader
+from ordering.base.records import MESSAGE, MESSAGES, RESTORED, VIEW, Data, Source
 from ordering.casts.casts import CAUSAL, FIFO, Cast
 from tests.ledger.ledger_of import decided
 from tests.spark.kafka_rows import TIMESTAMP_MS, Row, source_frame
@@ -38,7 +38,7 @@ VIEW_TEXT = b'{"members": [["nyc/a", 1], ["nyc/b", 1]], "joined": [], "left": []
 
 
 def log() -> list[Data]:
-    """Messages with and without headers, of links, views, later kinds that take several numbers; many messages."""
+    """Messages with and without headers, of links, views, other kinds that take several numbers; many messages."""
     records = [record for record in decided(linked=True) if record.kind not in WITHOUT_SEQNO]
     last, epoch = records[-1].seqno, records[-1].epoch
     source = Source("abcast.g.forward.nyc", 2, 77)
@@ -48,9 +48,10 @@ def log() -> list[Data]:
         Data(VIEW, epoch, last + 6, 4, payload=VIEW_TEXT),
         Data(MESSAGES, epoch, last + 7, 4, "nyc/a", 1, 93, encode_pack([b"x", b"", b"y" * 300]), source, count=3),
         Data(MESSAGES, epoch, last + 10, 4, "nyc/a", 1, 96, encode_pack([b"alone"]), source, (("n", b"1"),)),
+        Data(RESTORED, epoch, last + 11, 4, payload=Lost(last + 11, last + 14).to_json(), count=4),
     ]
     many = [
-        Data(MESSAGE, epoch, last + 11 + n, 4, "nyc/a", 1, 100 + n, b"%d" % n, source, (), 1_700_000_001_000 + n)
+        Data(MESSAGE, epoch, last + 15 + n, 4, "nyc/a", 1, 100 + n, b"%d" % n, source, (), 1_700_000_001_000 + n)
         for n in range(100)
     ]
     return [*records, *more, *many]
