@@ -24,6 +24,7 @@ from jobs.inspection.view import view
 from jobs.isis import isis
 from jobs.ledger import ledger
 from jobs.maintain import maintain
+from jobs.member.bench import bench
 from jobs.member.flush import flush
 from jobs.member.letters import inbox, send
 from jobs.package import package
@@ -111,6 +112,7 @@ app.command()(deliver)
 app.command()(send)
 app.command()(inbox)
 app.command()(flush)
+app.command()(bench)
 app.command()(check)
 app.command()(doctor)
 app.command()(support)
