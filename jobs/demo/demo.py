@@ -6,10 +6,12 @@ It deletes only what a demo has made: its directory has a marker file.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import logging
 import os
 import shutil
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -25,8 +27,10 @@ from jobs.demo.picture import DeliveryMark, Moment, Story, svg, terminal
 from jobs.demo.processes import Started
 from jobs.demo.sites import parse_names, show_sites
 from jobs.demo.verdict import say, show_order, show_verdict
+from jobs.terminal import interruption
 from jobs.terminal.engine_option import Engine, EngineOption
 from jobs.terminal.options import DEFAULT_DATA, EXIT_ANOMALY, Data, require, run_script
+from jobs.terminal.streaming import LOOK_S, STOPPING
 from ordering.base.errors import AbcastError, NotOrderedInTime, UsageError
 
 if TYPE_CHECKING:
@@ -45,6 +49,7 @@ KILLED_AFTER = 0.15
 """The share of the messages after whose delivery the sequencer is killed."""
 
 DEFAULT_WIDTH = 100
+LOOPBACK = "127.0.0.1"
 
 _ABCAST = "abcast"
 """The module of the command."""
@@ -84,6 +89,9 @@ def demo(
             help="With --sites: one order, decided at the first (hub) or agreed on (isis), or one a site (mesh). (hub)"
         ),
     ] = None,
+    stay: Annotated[
+        bool, typer.Option("--stay", help="At the end, keep the broker, the jobs and their page up until Ctrl-C.")
+    ] = False,
 ) -> None:
     """Show everything at work, on an embedded broker.
 
@@ -91,9 +99,10 @@ def demo(
 
     Without --input, the 12 seismic networks of a week's earthquake feed broadcast their 1,707 reports at the same
     time, and 3 observers must see them in the same order. During that, the demo kills the sequencer (kill -9) and
-    restarts it, and kills a member. At the end it stops everything; the files stay, with a picture among them. With
-    --sites nyc,sfo, it deals the members to the sites, and cuts and heals the link between them. Of three sites or more
-    that agree (--mode isis), it cuts the last one off.
+    restarts it, and kills a member. A page shows the order as it comes: the demo prints its address. At the end it
+    stops everything; the files stay, with a picture among them. With --sites nyc,sfo, it deals the members to the
+    sites, and cuts and heals the link between them. Of three sites or more that agree (--mode isis), it cuts the last
+    one off.
     """
     require("pyspark")
     if "ABCAST_LOG_LEVEL" not in os.environ:
@@ -103,8 +112,10 @@ def demo(
     names = None if site_names is None else parse_names(site_names)
     if names is None and mode is not None:
         raise UsageError(f"--mode {mode.value} is for a demo of several sites: name them, as with --sites nyc,sfo.")
-    if names is not None and (engine is not Engine.spark or port):
-        raise UsageError("--engine and --port are for a demo of one site: omit them, or omit --sites.")
+    if names is not None and (engine is not Engine.spark or port or stay):
+        raise UsageError("--engine, --port and --stay are for a demo of one site: omit them, or omit --sites.")
+    if stay:
+        require("prometheus_client")
     if not isinstance(data, Path):
         raise UsageError(f"the demo works in a directory, not in {data}.")
     directory = _empty_directory(data)
@@ -112,7 +123,7 @@ def demo(
         has_anomalies = show_sites(list(lines.values()), names, (mode or Mode.hub).value, directory)
         typer.echo(f"the sites: {directory / 'sites.toml'}; broker data and logs: {directory}/SITE/broker")
     else:
-        has_anomalies = _show(lines, directory, port, engine, is_feed=input_file is None)
+        has_anomalies = _show(lines, directory, port, engine, is_feed=input_file is None, stay=stay)
     say(f"done in {time.monotonic() - began:.0f} s; everything is stopped")
     if has_anomalies:
         raise typer.Exit(EXIT_ANOMALY)
@@ -141,8 +152,8 @@ def _empty_directory(data: Path) -> Path:
     return directory
 
 
-def _show(lines: Lines, directory: Path, port: int, engine: Engine, *, is_feed: bool) -> bool:
-    """Run the demo of one site; return whether there are anomalies."""
+def _show(lines: Lines, directory: Path, port: int, engine: Engine, *, is_feed: bool, stay: bool) -> bool:
+    """Run the demo of one site; return whether there are anomalies. `stay`: wait for Ctrl-C before all is stopped."""
     from connectors.kafka.connection.connection import Connection
     from connectors.kafka.topics.settings import change_settings
     from connectors.kafka.topics.topics import create_topics
@@ -161,15 +172,30 @@ def _show(lines: Lines, directory: Path, port: int, engine: Engine, *, is_feed: 
         jobs = _Jobs(connection, directory, engine)
         try:
             jobs.await_ready()
+            if jobs.page:
+                say(f"the order as it comes: {jobs.page}")
             with DemoProcesses(connection, GROUP, SITE, lines, directory / "member.log") as cast:
                 survived, last = _perform(cast, jobs)
                 _await_ledger(directory / "ledger", last)
+            has_anomalies = _conclude(connection, directory, cast, survived, last, is_feed=is_feed)
+            if stay:
+                _stay(connection, jobs)
+            return has_anomalies
         except KeyboardInterrupt:
             say("stopping …")
             raise
         finally:
             jobs.stop()
-        return _conclude(connection, directory, cast, survived, last, is_feed=is_feed)
+
+
+def _stay(connection: Connection, jobs: _Jobs) -> None:
+    """Wait for Ctrl-C. Raises EnvironmentProblem if a job ends."""
+    interruption.stop_when_asked(STOPPING)
+    say(f"{jobs.page} stays, until Ctrl-C. Publish something, in another terminal:")
+    typer.echo(f"    seq 100 | abcast publish --bootstrap-servers {connection.bootstrap_servers} -g {GROUP} -m you")
+    while not interruption.is_asked_to_stop():
+        jobs.check()
+        time.sleep(LOOK_S)
 
 
 class _Jobs:
@@ -178,10 +204,16 @@ class _Jobs:
     def __init__(self, connection: Connection, directory: Path, engine: Engine) -> None:
         self._directory = directory
         self._common = ["--bootstrap-servers", connection.bootstrap_servers, "--site", SITE, "--data", str(directory)]
+        self._listen: list[str] = []
+        self.page = ""
+        """The address of the sequencer's page; "" if the extra for it is not installed."""
+        if importlib.util.find_spec("prometheus_client") is not None:
+            port = _free_port()
+            self.page, self._listen = f"http://localhost:{port}", ["--listen", str(port), "--listen-payloads"]
         self._command = ["run"] if engine is Engine.spark else ["sequence", "--engine", "process"]
         self._engine = engine
         self._ledger: Started | None = None
-        self._sequencer = self._started(*self._command)
+        self._sequencer = self._started(*self._command, *self._listen)
 
     def _started(self, *command: str) -> Started:
         return Started(_ABCAST, [*command, *self._common], self._directory / f"{command[0]}.log")
@@ -203,7 +235,7 @@ class _Jobs:
     def kill_the_sequencer(self) -> None:
         """Kill the sequencer (kill -9), and start another, which goes on some seconds later."""
         self._sequencer.kill()
-        self._sequencer = self._started(*self._command)
+        self._sequencer = self._started(*self._command, *self._listen)
 
     def stop(self) -> None:
         """Stop the jobs in order."""
@@ -212,6 +244,12 @@ class _Jobs:
 
     def _all(self) -> list[Started]:
         return [self._sequencer, *([self._ledger] if self._ledger is not None else [])]
+
+
+def _free_port() -> int:
+    """Return a port of this machine that is free, for each sequencer in turn."""
+    with socket.create_server((LOOPBACK, 0)) as server:
+        return int(server.getsockname()[1])
 
 
 def _perform(cast: DemoProcesses, jobs: _Jobs) -> tuple[Survived, int]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import subprocess
+import urllib.request
 from contextlib import ExitStack
 from pathlib import Path
 from xml.etree import ElementTree
@@ -19,7 +21,7 @@ from jobs.demo.demo import MARKER, _empty_directory
 from jobs.demo.processes import Started
 from ordering.base.errors import EnvironmentProblem, UsageError
 from tests.cli.process import ABCAST, background
-from tests.waiting import eventually
+from tests.waiting import WAIT, eventually
 
 
 def test_only_a_demos_directory_is_deleted(tmp_path: Path) -> None:
@@ -88,6 +90,29 @@ def test_the_play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     senders = [delivery.sender for delivery in cast.observers["observer-1"].taken]
     ends = [len(senders) - 1 - senders[::-1].index(name) for name in lines]
     assert max(map(senders.index, lines)) < min(ends)
+
+
+@pytest.mark.broker
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_it_stays(tmp_path: Path) -> None:
+    """Its page answers, with payloads, after the verdict, until Ctrl-C; then nothing runs there."""
+    file = tmp_path / "lines.txt"
+    file.write_text("".join(f"line {number}\n" for number in range(40)))
+    options = ("--engine", "process", "--members", "2", "--stay")
+    with background(ABCAST, "demo", "--data", tmp_path, "--input", file, *options, cwd=tmp_path) as shown:
+        shown.wait_for("stays, until Ctrl-C", 200)
+        said = "".join(shown.lines)
+        assert "every promise holds" in said
+        [address] = re.findall(r"the order as it comes: (http://localhost:\d+)\n", said)
+        with urllib.request.urlopen(f"{address}/api/order?group=demo&site=local", timeout=WAIT) as answer:
+            payloads = {each["payload"] for each in json.load(answer)["records"] if each["kind"] == "message"}
+        assert "line 0" in payloads
+        shown.process.send_signal(signal.SIGINT)
+        assert shown.process.wait(timeout=100) == 0
+        assert "everything is stopped" in "".join(shown.lines)
+        assert "Traceback" not in "".join(shown.lines)
+        eventually(lambda: not running(str(tmp_path / "demo")), what="nothing runs there")
 
 
 def running(text: str) -> list[str]:
