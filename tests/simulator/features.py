@@ -69,6 +69,7 @@ ALWAYS: Mapping[str, frozenset[str]] = {
     "isis": frozenset({"isis", "views"}),
     "isis-sites": frozenset({"agree", "takeover", "two", "retention", "purge", "own clock"}),
     "groups": frozenset({"groups", "takeover", "flight", "away", "cut", "retention", "hostile", "answers"}),
+    "restores": frozenset(),  # about the restore alone
 }
 """The features that each history of a world has."""
 POWERS = {"clock": "clocks", "away": "away", "marker": "markers", "limit": "limits"}
@@ -225,6 +226,7 @@ DRAWN: Mapping[str, Callable[[int], set[str]]] = {
     "isis": processes,
     "isis-sites": sites,
     "groups": many,
+    "restores": lambda _: set(),
 }
 
 

@@ -27,6 +27,8 @@ from tests.world import (
     membership_mutations,
     mesh,
     mesh_mutations,
+    restores,
+    restores_mutations,
 )
 
 
@@ -120,6 +122,13 @@ SIMULATIONS: Mapping[str, Simulation] = {
             groups_mutations.MUTATIONS,
             60,
             telling(groups.playing),
+        ),
+        Simulation(
+            "restores",
+            "groups whose Kafka is wiped, restored from a ledger",
+            restores.run,
+            restores_mutations.MUTATIONS,
+            60,
         ),
     )
 }
