@@ -77,6 +77,7 @@ def test_the_runbooks_are_those_of_the_alerts() -> None:
     assert re.findall(r"^## (\w+)$", doc("runbooks"), re.MULTILINE) == list(alerts())
     there: dict[tuple[str, ...], TyperCommand] = dict(commands(command()))
     told = [span.split() for span in spans(doc("runbooks")) if span.startswith("abcast ")]
+    told += [line.split() for line in re.findall(r"^  (abcast .*)$", doc("runbooks"), re.MULTILINE)]
     assert len(told) > 20
     for _, *words in told:
         name = max((each for each in there if tuple(words[: len(each)]) == each), key=len, default=None)

@@ -1,0 +1,331 @@
+"""The runbooks, executed: a pipeline breaks as an alert says, the commands of the page are done, and all is well again.
+
+The commands are read from docs/runbooks.md. Many alerts fire after minutes only. So a test looks at the state itself,
+in the figures that the alert reads: `abcast status --json`, a job's port, a member's metrics.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.error import URLError
+
+import confluent_kafka
+import pytest
+
+from connectors import Member
+from connectors.kafka.codec.codec import forward_headers
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.topics.topics import create_topics
+from connectors.kafka.transport.kafka_python import AdminClient, client_settings
+from connectors.local.broker import EmbeddedBroker
+from tests.cli.here import abcast_here
+from tests.cli.process import ABCAST, Background
+from tests.cli.test_listening import get
+from tests.monitoring.test_alerts import alerts
+from tests.papers import doc, section
+from tests.waiting import WAIT, eventually
+
+SITE = "runbooks"
+JOBS = ("run", "ledger", "sequence")
+"""The commands that go on until they are stopped."""
+ELSEWHERE = {
+    "AbcastUnreadable": "a missing right takes a broker with users, a missing broker takes several",
+    "AbcastStatusUnknown": "a minute without Kafka",
+    "AbcastWritesRefused": "several brokers",
+    "AbcastReplicasBehind": "several brokers",
+    "AbcastClocksDiffer": "the clock of the machine",
+    "AbcastRelaySilent": "a mesh, which takes Spark",
+}
+"""Alerts whose state no test here makes, and why. Their runbooks have no block of commands."""
+EXECUTED: set[str] = set()
+"""Alerts whose runbooks tests of this module execute."""
+
+T = TypeVar("T", bound=Callable[..., None])
+
+
+def executes(*names: str) -> Callable[[T], T]:
+    """Mark the test that executes the runbooks of these alerts."""
+    EXECUTED.update(names)
+    return lambda test: test
+
+
+def commands_of(alert: str) -> list[str]:
+    """Return the commands of a runbook, in their order."""
+    (do,) = re.findall(r"^- Do: (.*?)^- Undo: ", section(doc("runbooks"), f"## {alert}"), re.DOTALL | re.MULTILINE)
+    blocks = re.findall(r"^  ```sh\n(.*?)^  ```$", do, re.DOTALL | re.MULTILINE)
+    return [line.strip() for block in blocks for line in block.splitlines()]
+
+
+class Pipeline:
+    """A site on the broker: its groups, its jobs, and the commands given there."""
+
+    def __init__(self, broker: EmbeddedBroker, directory: Path, name: str, *groups: str, **variables: str) -> None:
+        self.connection, self.directory = Connection(broker.bootstrap_servers), directory
+        self.groups = [f"runbook.{name}.{group}" for group in groups]
+        self.variables = {
+            "ABCAST_BOOTSTRAP_SERVERS": broker.bootstrap_servers,
+            "ABCAST_SITE": SITE,
+            "ABCAST_GROUPS": ",".join(self.groups),
+            "ABCAST_LISTEN": ":0",
+            **{f"ABCAST_{job.upper()}_ENGINE": "process" for job in JOBS},
+            **variables,
+        }
+        self.jobs: list[Background] = []
+        for group in self.groups:
+            create_topics(self.connection, group, [variables.get("ABCAST_SITE", SITE)])
+
+    def start(self, *words: str, says: str = "ready") -> Background:
+        self.jobs.append(Background([ABCAST, *words], self.directory, **self.variables))
+        self.jobs[-1].wait_for(says)
+        return self.jobs[-1]
+
+    def abcast(self, *words: str, text: bytes = b"") -> str:
+        done = abcast_here(*words, cwd=self.directory, variables=self.variables, text=text)
+        assert done.returncode == 0, (words, done.stdout, done.stderr)
+        return done.stdout
+
+    def status(self, group: str) -> dict[str, Any]:
+        """Return what `abcast status` says, whatever its exit code."""
+        done = abcast_here("status", "-g", group, "--json", cwd=self.directory, variables=self.variables)
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    def eventually(self, what: str, group: str, holds: Callable[[dict[str, Any]], object]) -> None:
+        """Wait for a state of the group; each look costs CPU time."""
+        seen: list[dict[str, Any]] = []
+
+        def is_so() -> bool:
+            seen[:] = [self.status(group)]
+            return bool(holds(seen[0]))
+
+        try:
+            eventually(is_so, what=what, pause=1.0)
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {seen}") from error
+
+    def do(self, alert: str, group: str, says: str = "ready", **placeholders: str) -> None:
+        """Do the commands of the page; then `abcast status` must find nothing wrong."""
+        lines = commands_of(alert)
+        assert lines, alert
+        for line in lines:
+            values = {"GROUP": group, "SITE": self.variables["ABCAST_SITE"], **placeholders}
+            first, *words = [values.get(word, word) for word in shlex.split(line)]
+            assert first == "abcast"
+            if words[0] in JOBS:
+                self.start(*words, says=says)
+            else:
+                self.abcast(*words)
+        self.heals(group)
+
+    def heals(self, group: str) -> None:
+        self.abcast("status", "-g", group, "--until-healthy")
+        self.eventually("nothing is wrong", group, lambda status: not status["wrong"])
+
+    def publish(self, group: str, text: bytes = b"one\n") -> None:
+        self.abcast("publish", "-g", group, "-m", "alice", text=text)
+
+    def member(self, group: str, **options: Any) -> Member:
+        return Member(group, f"{SITE}/bob", connection=self.connection, **options)
+
+    def end(self) -> None:
+        for job in self.jobs:
+            job.end()
+
+    def produce(self, topic: str, key: bytes, value: bytes, headers: list[tuple[str, bytes]]) -> None:
+        with closing(self.connection.producer()) as producer:
+            producer.send(topic, value, key, headers, 0)
+
+
+@pytest.fixture
+def made(broker: EmbeddedBroker, tmp_path: Path) -> Iterator[Callable[..., Pipeline]]:
+    pipelines: list[Pipeline] = []
+
+    def make(name: str, *groups: str, **variables: str) -> Pipeline:
+        pipelines.append(Pipeline(broker, tmp_path, name, *groups, **variables))
+        return pipelines[-1]
+
+    yield make
+    for each in pipelines:
+        each.end()
+
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+
+def answers(job: Background, path: str = "/readyz") -> int:
+    """Return the status of a job's port; 0 if it does not answer."""
+    try:
+        return get(job, path)[0]
+    except URLError:
+        return 0
+
+
+@pytest.mark.broker
+@executes("AbcastStuck", "AbcastMemberFull", "AbcastDown", "AbcastTakeovers", "AbcastLedgerBehind")
+def test_a_sequencer_is_gone(made: Callable[..., Pipeline]) -> None:
+    here = made("gone", "a")
+    (group,) = here.groups
+    with here.member(group) as bob:
+        receipt = bob.broadcast_many([b"m"] * 9_000)
+        assert bob.metrics().pending > 8_000
+        here.eventually("AbcastStuck", group, lambda status: status["lag"] >= 9_000)
+        assert abcast_here("status", "-g", group, cwd=here.directory, variables=here.variables).returncode == 1
+        here.do("AbcastStuck", group)
+        receipt.result(WAIT)
+        assert bob.metrics().pending == 0
+    (first,) = here.jobs
+    assert answers(first) == 200
+
+    first.end()  # kill -9
+    assert answers(first) == 0
+    here.do("AbcastDown", group)
+    assert answers(here.jobs[-1]) == 200
+    here.publish(group)
+
+    while here.status(group)["epoch"] < 5:  # four takeovers within seconds: AbcastTakeovers
+        here.start("sequence")
+    for job in here.jobs[:-1]:
+        job.end()
+    here.do("AbcastTakeovers", group, says="This process waits")
+    epoch = here.status(group)["epoch"]
+    here.publish(group, b"x\n" * 1_500)
+    assert here.status(group)["epoch"] == epoch
+
+    assert here.status(group)["ledger_lag"] > 1_000
+    here.do("AbcastLedgerBehind", group)
+    here.eventually("the ledger", group, lambda status: status["ledger_lag"] == 0)
+
+
+@pytest.mark.long
+@pytest.mark.broker
+@executes("AbcastSequencerSilent", "AbcastLeftOut", "AbcastLagGrows", "AbcastOpenTransaction")
+def test_a_sequencer_hangs(made: Callable[..., Pipeline]) -> None:
+    here = made("hangs", "a", "b")
+    a, b = here.groups
+    hung = here.start("run")
+    for group in here.groups:
+        here.publish(group)
+    client = confluent_kafka.Producer(
+        {"bootstrap.servers": here.connection.bootstrap_servers, "transactional.id": "runbooks", "linger.ms": 0}
+    )
+    client.init_transactions(WAIT)
+    client.begin_transaction()
+    topic = f"abcast.{b}.forward.{SITE}"
+    client.produce(topic, b"x", f"{SITE}/client".encode(), 0, headers=dict(forward_headers(5, 1)))
+    client.flush(WAIT)
+
+    hung.process.send_signal(signal.SIGSTOP)
+    with closing(AdminClient(**client_settings(here.connection))) as admin:
+        admin.delete_topics([f"abcast.{b}.dead-letter.{SITE}"])
+    with here.member(a) as bob:
+        receipt = bob.broadcast(b"m")
+        here.eventually("AbcastSequencerSilent", a, lambda status: status["sequencer"]["state"] == "silent")
+        here.do("AbcastSequencerSilent", a)
+        receipt.result(WAIT)
+    hung.end()
+
+    here.eventually("AbcastLeftOut", b, lambda status: status["is_left_out"])
+    assert "dead-letter" in here.status(b)["trouble"]
+    here.eventually("AbcastOpenTransaction", b, lambda status: status["open_transactions"])
+    (found,) = here.status(b)["open_transactions"]
+    assert (found["topic"], found["partition"]) == (topic, 0)
+    client.abort_transaction(WAIT)  # its runbook: end the client
+    here.do("AbcastLeftOut", b)
+    here.publish(b)
+
+    busy = here.jobs[-1]
+    busy.process.send_signal(signal.SIGSTOP)  # its host has no time for it
+    with here.member(a) as bob:
+        receipt = bob.broadcast_many([b"m"] * 2_000)
+        here.eventually("AbcastLagGrows", a, lambda status: status["lag"] > 1_000)
+        here.do("AbcastLagGrows", a)
+        receipt.result(WAIT)
+    busy.process.send_signal(signal.SIGCONT)
+    here.heals(b)
+    here.publish(b)
+    assert here.status(a)["sequencer"]["pid"] == here.jobs[-1].process.pid
+    assert here.status(b)["sequencer"]["pid"] == busy.process.pid
+
+
+@pytest.mark.broker
+@executes("AbcastDeadLetters", "AbcastGap", "AbcastStrays", "AbcastNotReady")
+def test_strange_records(made: Callable[..., Pipeline]) -> None:
+    """A refused record, a client that skips a number, a writer in DATA; and a ledger of another history."""
+    here = made("strange", "a")
+    (group,) = here.groups
+    here.start("run")
+    here.publish(group)
+    forward, client = f"abcast.{group}.forward.{SITE}", f"{SITE}/client".encode()
+    here.produce(forward, client, b"refused", [])
+    here.eventually("AbcastDeadLetters", group, lambda status: status["dead_letters"] == 1)
+    here.do("AbcastDeadLetters", group, NUMBER="0")
+    assert here.abcast("deliver", "-g", group, "-m", "bob", "--count", "2").splitlines()[1].endswith("refused")
+
+    for number in (1, 3):
+        here.produce(forward, client, b"%d" % number, forward_headers(10**17, number))
+    here.eventually("AbcastGap", group, lambda status: status["gaps"])
+    assert here.status(group)["gaps"][0]["missing"] == 2
+    for number in (2, 3):  # its runbook: send the missing record again, and those behind it
+        here.produce(forward, client, b"%d" % number, forward_headers(10**17, number))
+    here.heals(group)
+
+    here.produce(f"abcast.{group}.data.{SITE}", client, b"stray", [])
+    here.eventually("AbcastStrays", group, lambda status: status["strays"] == 1)
+    with here.member(group) as bob:
+        for _ in range(2):
+            bob.broadcast_many([b"m"] * 9_000).result(WAIT)  # so many that a snapshot is due
+        bob.broadcast(b"m").result(WAIT)
+    here.do("AbcastStrays", group)
+    here.eventually("the ledger", group, lambda status: status["ledger_lag"] == 0)
+    here.end()
+
+    with closing(AdminClient(**client_settings(here.connection))) as admin:
+        admin.delete_topics([f"abcast.{group}.{role}.{SITE}" for role in ("data", "epoch", "forward")])
+    create_topics(here.connection, group, [SITE])
+    job = here.start("run", says="listening at ")
+    here.eventually("its reason", group, lambda status: status["other_history"])
+    eventually(lambda: answers(job, "/healthz") == 200 and answers(job) == 503, what="AbcastNotReady", pause=0.5)
+    job.terminate()
+    here.variables["ABCAST_DATA"] = "anew"
+    here.do("AbcastNotReady", group)
+    assert answers(here.jobs[-1]) == 200
+
+
+@pytest.mark.long
+@pytest.mark.broker
+@executes("AbcastAgreementWaits")
+def test_a_site_is_gone(broker: EmbeddedBroker, made: Callable[..., Pipeline], tmp_path: Path) -> None:
+    """Two sites on one Kafka: the other one comes back, or is excluded; then it joins again."""
+    file = tmp_path / "sites.toml"
+    sites = ("rb-nyc", "rb-sfo")
+    tables = "".join(f'[sites.{name}]\nbootstrap_servers = "{broker.bootstrap_servers}"\n' for name in sites)
+    file.write_text(f'mode = "isis"\nsuspect_after_ms = 3000\n{tables}', encoding="utf-8")
+    nyc, sfo = (
+        made("agree", "g", ABCAST_SITE=name, ABCAST_SITES=str(file), ABCAST_DATA=str(tmp_path / name)) for name in sites
+    )
+    (group,) = nyc.groups
+    for each in (nyc, sfo):
+        each.start("sequence")
+    nyc.heals(group)
+    for undo in (lambda: sfo.start("sequence"), lambda: nyc.do("AbcastAgreementWaits", group, GONE="rb-sfo")):
+        sfo.end()
+        nyc.eventually("AbcastAgreementWaits", group, lambda status: status["agreement"]["waits"])
+        undo()
+        nyc.heals(group)
+        nyc.publish(group)
+    sfo.start("sequence")
+    nyc.eventually("the undo", group, lambda status: len(status["agreement"]["sites"]) == 2)
+
+
+def test_each_runbook_is_executed() -> None:
+    """Each alert's, but for a few, which have no commands."""
+    assert not EXECUTED & ELSEWHERE.keys()
+    assert EXECUTED | ELSEWHERE.keys() == alerts().keys()
+    assert not [alert for alert in ELSEWHERE if commands_of(alert)]
