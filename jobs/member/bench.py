@@ -352,11 +352,14 @@ def _sequence(connection: Connection, group: str, site: str, pipe: Pipe) -> None
 
 
 def _copy(connection: Connection, source: str, target: str, pipe: Pipe) -> None:
-    """Copy records from topic to topic in this process, as they come."""
+    """Copy records from topic to topic in this process, as they come, with the process engine's settings of Kafka."""
     from kafka.structs import TopicPartition
 
-    place, producer = TopicPartition(source, 0), connection.producer()
-    with contextlib.closing(connection.consumer()) as consumer:
+    from connectors.engine.intake import POLL_RECORDS
+
+    place, producer = TopicPartition(source, 0), connection.producer(linger_ms=0)
+    reading = connection.consumer(max_poll_records=POLL_RECORDS, isolation_level="read_committed")
+    with contextlib.closing(reading) as consumer:
         consumer.assign([place])
         consumer.seek(place, 0)
         pipe.send("")
