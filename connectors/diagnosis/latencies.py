@@ -1,6 +1,6 @@
 """Waits of messages: from the broker's time of the FORWARD record to that of the DATA record.
 
-DATA has both times in each record. A sample is a record from the middle of each stretch of DATA, so nothing is counted
+DATA has both times in each record. Samples are records from some spots of each stretch of DATA, so nothing is counted
 while messages are ordered, and a reading costs the same however many there were. The first reading samples WINDOW_S in
 stretches; each later one adds the stretch since the last.
 """
@@ -28,7 +28,8 @@ LOOK_EVERY_S = 60.0
 """The least seconds between two readings."""
 STRETCH_S = 60.0
 SAMPLES = 100
-"""The most records of a stretch."""
+"""The most records of a stretch, at _SPOTS: successive records waited alike, say for a takeover."""
+_SPOTS = 5
 
 
 class Latency(NamedTuple):
@@ -88,9 +89,11 @@ class Latencies:
         while at < now:
             at = min(now, at + STRETCH_S)
             below = end if at == now else self._offset_at(consumer, place, at, end)
-            first = start + max(0, below - start - SAMPLES) // 2
-            records = read_range(self._connection, consumer, place, first, min(first + SAMPLES, below))
-            decoded = [(each.timestamp, decode_data(each.key, each.value, each.headers)) for each in records]
+            decoded = [
+                (each.timestamp, decode_data(each.key, each.value, each.headers))
+                for span in _spots(start, below)
+                for each in read_range(self._connection, consumer, place, *span)
+            ]
             waits = [max(0, at_ms - data.forwarded_at_ms) for at_ms, data in decoded if data.forwarded_at_ms]
             stretches.append(_Stretch(at, below, waits))
             start = below
@@ -99,6 +102,15 @@ class Latencies:
         with self._connection.reachable():
             found = consumer.offsets_for_times({place: int(at * 1000)}).get(place)
         return end if found is None else int(found.offset)
+
+
+def _spots(start: int, below: int) -> list[tuple[int, int]]:
+    """Return ranges of offsets, spread over the given one, with SAMPLES together at most."""
+    if below - start <= SAMPLES:
+        return [(start, below)]
+    each = SAMPLES // _SPOTS
+    firsts = (start + (below - start) * (2 * spot + 1) // (2 * _SPOTS) - each // 2 for spot in range(_SPOTS))
+    return [(first, first + each) for first in firsts]
 
 
 def _latency(waits: Sequence[int]) -> Latency:

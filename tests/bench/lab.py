@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -156,12 +156,12 @@ class Lab:
             places = [TopicPartition(topic, number) for number in consumer.partitions_for_topic(topic)]
             return sum(consumer.end_offsets(places).values())
 
-    def sequencer(self, place: Place, data: Path, engine: str = "spark") -> Child:
+    def sequencer(self, place: Place, data: Path, engine: str = "spark", options: Sequence[str] = ()) -> Child:
         """The real thing: `abcast sequence` in a process of its own."""
         return Child(
             [
                 *(ABCAST, "sequence", "--bootstrap-servers", self.connection.bootstrap_servers),
-                *("--site", place.site, "--data", data, "--engine", engine),
+                *("--site", place.site, "--data", data, "--engine", engine, *options),
             ],
             self.path("logs") / "sequence.log",
             self.environment,
