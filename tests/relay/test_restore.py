@@ -8,7 +8,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 from kafka.errors import KafkaTimeoutError
 from kafka.structs import TopicPartition
 
@@ -280,6 +282,23 @@ def test_the_ledgers_job_has_seen_the_mark_of_an_interrupted_run(lived: Lived, m
     done = restored(kafka, lived)
     assert (done.last, done.lost) == (lived.last, Lost(lived.last + 1, lived.last + LEAP))
     assert take_over(kafka, "g", SITE).lost == (done.lost,)
+
+
+def test_the_ledger_grows_in_between(lived: Lived, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job of another cluster writes to the same table: its row and the mark would have one seqno."""
+    kafka = MemoryConnection()
+
+    def grown(*arguments: Any) -> None:
+        write_in_order(*arguments)
+        table = pa.Table.from_pylist([{"group_name": "g", "seqno": lived.last + 1, "epoch": 1, "kind": MESSAGE}])
+        write_deltalake(str(lived.ledger), table, mode="append", schema_mode="merge")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(restoring, "write_in_order", grown)
+        with pytest.raises(UsageError, match="or the ledger has grown"):
+            restored(kafka, lived)
+    with pytest.raises(UsageError, match="is being restored"):
+        take_over(kafka, "g", SITE)
 
 
 def test_a_new_copy_of_a_restored_home(lived: Lived) -> None:

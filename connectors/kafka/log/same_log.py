@@ -150,5 +150,6 @@ def lost(data: DataLog, what: str) -> HistoryChanged:
     return HistoryChanged(
         f"{data.topic} {what}: was it deleted, or has a broker lost its end? Other messages would get the seqnos of "
         "the lost ones. Go on in a new group: the ledger keeps its messages of this one. Or delete all topics of the "
-        f"group (`abcast topics delete --group {group}`), create them again, and begin at seqno 1 with another --data."
+        f"group (`abcast topics delete --group {group}`), and restore them from the ledger (`abcast restore`), or "
+        "create them again, and begin at seqno 1 with another --data."
     )
