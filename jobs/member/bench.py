@@ -300,7 +300,7 @@ def _child(target: Callable[..., None], connection: Connection, *arguments: str)
     spawning = multiprocessing.get_context("spawn")
     ours, theirs = spawning.Pipe()
     bare = replace(connection, waiting=_in_silence)
-    child = spawning.Process(target=target, args=(bare, *arguments, theirs), daemon=True)
+    child = spawning.Process(target=_work, args=(target, bare, arguments, theirs), daemon=True)
     with contextlib.closing(ours):
         ensure_running()  # it would let the signals through again
         kept = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
@@ -328,6 +328,15 @@ def _said(pipe: Pipe) -> str:
         return "a process of the measurement has ended."
 
 
+def _work(target: Callable[..., None], connection: Connection, arguments: tuple[str, ...], pipe: Pipe) -> None:
+    """Do the work of a child, and say the error that ends it to the parent; not if that is gone."""
+    with contextlib.suppress(OSError):
+        try:
+            target(connection, *arguments, pipe)
+        except AbcastError as error:
+            pipe.send(str(error))
+
+
 def _in_silence(_: str) -> AbstractContextManager[object]:
     return nullcontext()
 
@@ -341,14 +350,10 @@ def _sequence(connection: Connection, group: str, site: str, pipe: Pipe) -> None
     from jobs.terminal.streaming import working
 
     tune()
-    try:
-        with working([EngineJob(EngineOptions(connection, site, groups=GroupChoice.parse(group)))]) as [job]:
-            pipe.send("")
-            while not job.done.is_set() and not pipe.poll(0.5):  # it is closed at the end
-                pass
-    except AbcastError as error:
-        with contextlib.suppress(OSError):
-            pipe.send(str(error))
+    with working([EngineJob(EngineOptions(connection, site, groups=GroupChoice.parse(group)))]) as [job]:
+        pipe.send("")
+        while not job.done.is_set() and not pipe.poll(0.5):  # it is closed at the end
+            pass
 
 
 def _copy(connection: Connection, source: str, target: str, pipe: Pipe) -> None:

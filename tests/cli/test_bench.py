@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import time
 from collections.abc import Iterator
@@ -51,8 +52,21 @@ def test_figures(broker: EmbeddedBroker, kafka: dict[str, str], tmp_path: Path) 
 
 @pytest.mark.broker
 @pytest.mark.timeout(400)
+def test_ctrl_c_at_the_start(broker: EmbeddedBroker, kafka: dict[str, str], tmp_path: Path) -> None:
+    """Its processes are starting. A terminal sends the signal to them, too."""
+    with background(ABCAST, "bench", cwd=tmp_path, **kafka) as bench:
+        bench.wait_for("removed at the end")
+        eventually(lambda: len(bench_topics(broker)) == 14)
+        os.killpg(bench.process.pid, signal.SIGINT)
+        assert bench.process.wait(timeout=WAIT) == EXIT_INTERRUPTED
+        assert "Traceback" not in "".join(bench.lines)
+    assert bench_topics(broker) == []
+
+
+@pytest.mark.broker
+@pytest.mark.timeout(400)
 def test_ctrl_c_removes_the_group(broker: EmbeddedBroker, kafka: dict[str, str], tmp_path: Path) -> None:
-    """With the sequencer that serves the site, which goes on."""
+    """The sequencer is one that serves the site, and goes on."""
     sequence = (ABCAST, "sequence", "--engine", "process", "--groups", "bench-*", "--data", tmp_path / "data")
     line = (ABCAST, "bench", "--existing", "--for", "1d")
     with background(*sequence, cwd=tmp_path, **kafka) as sequencer:
