@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -23,6 +24,7 @@ from connectors.ledger.last_row import LedgerEnd, start_after
 from connectors.ledger.table_state import read_table_state
 from connectors.relay import restore as restoring
 from connectors.relay.bootstrap import bootstrap, write_in_order
+from connectors.relay.home_copy import HomeCopy
 from connectors.relay.restore import RestorePlan, check_sites, plan, restore
 from connectors.takeover.takeover import take_over
 from connectors.testing.memory_clients import MemoryAdmin, MemoryProducer
@@ -316,6 +318,30 @@ def test_a_new_copy_of_a_restored_home(lived: Lived) -> None:
         state = copy.state()
         assert (state.seqno, state.lost) == (last, (Lost(lived.last + 1, lived.last + LEAP),))
         assert copy.end() < last, "the mark takes one offset"
+
+
+@pytest.mark.parametrize("further", [0, 3])
+def test_a_copy_of_the_lost_home(lived: Lived, further: int) -> None:
+    """The relay goes on with a copy that ends where the ledger did. It refuses one that has more."""
+    home, there = MemoryConnection(), MemoryConnection()
+    there.create("g", "sfo")
+    sites = Sites("hub", SITE, "micro-batch", {SITE: home, "sfo": there}, frozenset([frozenset([SITE, "sfo"])]))
+    bootstrap(sites, "g", lived.ledger, sites.directions()[0])
+    for number in range(1, further + 1):
+        source = Source(str(Topic("g", "forward", SITE)), 0, 100 + number)
+        lost = Data(MESSAGE, 1, lived.last + number, 0, f"{SITE}/alice", 1, 90 + number, b"lost", source)
+        there.topics.append(TopicPartition(str(Topic("g", "data", "sfo")), 0), *encode_data(lost))
+    restored(home, lived)
+    take_over(home, "g", SITE)
+    with closing(HomeCopy(home, there, "g", sites.directions()[0])) as copy:
+        if further:
+            with pytest.raises(UsageError, match=f"another seqno {lived.last + 1} than"):
+                copy.start()
+        else:
+            for stored in copy.home.records(copy.start(), copy.home.end()):
+                there.topics.append(copy.copy.partition, *encode_data(stored.data))
+            state, known = copy.copy.state(), copy.home.state()
+            assert (state.seqno, state.lost, state.received) == (known.seqno, known.lost, known.received)
 
 
 class TestRefusals:
