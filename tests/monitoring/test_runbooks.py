@@ -18,6 +18,7 @@ from urllib.error import URLError
 
 import confluent_kafka
 import pytest
+from kafka.admin import ConfigResource, ConfigResourceType
 
 from connectors import Member
 from connectors.kafka.codec.codec import forward_headers
@@ -27,7 +28,7 @@ from connectors.kafka.transport.kafka_python import AdminClient, client_settings
 from connectors.local.broker import EmbeddedBroker
 from tests.cli.here import abcast_here
 from tests.cli.process import ABCAST, Background
-from tests.cli.test_listening import get
+from tests.cli.test_listening import get, scraped
 from tests.monitoring.test_alerts import alerts
 from tests.papers import doc, section
 from tests.waiting import WAIT, eventually
@@ -36,14 +37,10 @@ SITE = "runbooks"
 JOBS = ("run", "ledger", "sequence")
 """The commands that go on until they are stopped."""
 ELSEWHERE = {
-    "AbcastUnreadable": "a missing right takes a broker with users, a missing broker takes several",
-    "AbcastStatusUnknown": "a minute without Kafka",
-    "AbcastWritesRefused": "several brokers",
-    "AbcastReplicasBehind": "several brokers",
     "AbcastClocksDiffer": "the clock of the machine",
     "AbcastRelaySilent": "a mesh, which takes Spark",
 }
-"""Alerts whose state no test here makes, and why. Their runbooks have no block of commands."""
+"""Alerts whose state no test here makes, and why. Their runbooks have no commands to execute."""
 EXECUTED: set[str] = set()
 """Alerts whose runbooks tests of this module execute."""
 
@@ -322,6 +319,56 @@ def test_a_site_is_gone(broker: EmbeddedBroker, made: Callable[..., Pipeline], t
         nyc.publish(group)
     sfo.start("sequence")
     nyc.eventually("the undo", group, lambda status: len(status["agreement"]["sites"]) == 2)
+
+
+@pytest.mark.soak  # a cluster of three nodes, and a minute without any
+@executes("AbcastReplicasBehind", "AbcastWritesRefused", "AbcastUnreadable", "AbcastStatusUnknown")
+def test_brokers_are_gone(tmp_path: Path) -> None:
+    """Kill a node of three, then all. Each runbook says: bring the brokers back."""
+    with EmbeddedBroker(tmp_path / "cluster", port=0, nodes=3) as cluster:
+        connection, a = Connection(cluster.bootstrap_servers), "runbook.nodes.a"
+        create_topics(connection, a, [SITE], replication_factor=3)
+        here = Pipeline(cluster, tmp_path, "nodes", "a", "b")
+        _, b = here.groups
+        with connection.admin() as admin:
+            needs_all = {"min.insync.replicas": "3"}
+            admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, f"abcast.{a}.data.{SITE}", needs_all)])
+        job = here.start("run")
+        for group in here.groups:
+            here.publish(group)
+            here.heals(group)
+
+        def figure(name: str, *labels: str) -> float:
+            return scraped(job).get((name, *labels), -1)
+
+        try:
+            with connection.admin() as admin:
+                [topic] = admin.describe_topics([f"abcast.{b}.data.{SITE}"])
+            cluster.kill(topic["partitions"][0]["leader_id"])
+            for what, name, group, least, most in (
+                ("AbcastReplicasBehind", "abcast_under_replicated_partitions", a, 1, 100),
+                ("AbcastWritesRefused", "abcast_under_min_isr_partitions", a, 1, 100),
+                ("AbcastUnreadable", "abcast_group_readable", b, 0, 0),
+            ):
+                eventually(lambda: least <= figure(name, group, SITE) <= most, what=what, pause=1.0)  # noqa: B023
+            with here.member(a) as bob:
+                receipt = bob.broadcast(b"while writes are refused")
+                cluster.start()
+                receipt.result(WAIT)
+            for group in here.groups:
+                here.heals(group)
+                here.publish(group)
+
+            for node in range(3):
+                cluster.kill(node)
+            eventually(lambda: figure("abcast_status_ok") == 0, timeout=120, what="AbcastStatusUnknown", pause=1.0)
+            cluster.start()
+            for group in here.groups:
+                here.heals(group)
+                here.publish(group)
+            eventually(lambda: figure("abcast_status_ok") == 1, what="figures again", pause=1.0)
+        finally:
+            here.end()
 
 
 def test_each_runbook_is_executed() -> None:
