@@ -109,7 +109,10 @@ def test_a_process_says_and_ends_the_same(tmp_path: Path, arguments: list[str]) 
         (["sequence", "--site", "a.b"], "site name 'a.b' can't be used"),
         (["query", "SELECT 1", "--data", "nowhere"], "there is no ledger in nowhere"),
         (["demo", "--mode", "mesh"], "--mode mesh is for a demo of several sites"),
-        (["demo", "--sites", "nyc,sfo", "--engine", "process"], "--engine and --port are for a demo of one site"),
+        (
+            ["demo", "--sites", "nyc,sfo", "--engine", "process"],
+            "--engine, --port and --stay are for a demo of one site",
+        ),
     ],
     ids=["group", "member", "long member", "site", "job at a site", "no ledger", "mode", "engine"],
 )
