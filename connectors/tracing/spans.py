@@ -212,8 +212,14 @@ def _parsed(parent: bytes, state: bytes) -> SpanContext | None:
 
 def headers_of(context: SpanContext) -> Headers:
     """Return the headers with this creation context."""
+    return _headers_of(context.trace_id, context.span_id, context.trace_flags, context.trace_state.to_header())
+
+
+@functools.lru_cache(maxsize=1)  # an active span has many messages
+def _headers_of(trace_id: int, span_id: int, flags: int, state: str) -> Headers:
+    states = trace.TraceState.from_header([state])
     carrier: dict[str, str] = {}
-    _propagator.inject(carrier, _with(context))
+    _propagator.inject(carrier, _with(SpanContext(trace_id, span_id, False, trace.TraceFlags(flags), states)))
     return tuple((name, value.encode("latin-1")) for name, value in carrier.items())
 
 

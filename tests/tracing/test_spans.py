@@ -168,6 +168,15 @@ def test_the_context_of_the_application(
     assert len(spans("deliver")) == 1
 
 
+def test_headers_and_contexts() -> None:
+    """The state of a vendor travels, too; the first of two contexts counts."""
+    headers = (GIVEN, ("tracestate", b"vendor=1,other=2"))
+    context = of_abcast.context_in([("n", b"v"), *headers, ("traceparent", GIVEN[1].replace(b"b7", b"c8"))])
+    assert context is not None
+    assert of_abcast.headers_of(context) == headers
+    assert of_abcast.context_in([("traceparent", GIVEN[1].replace(b"00-0", b"ff-0"))]) is None
+
+
 def test_casts(connection: Connection, group: str, provider: TracerProvider, spans: Spans) -> None:
     with SequencerThread(connection, group), with_casts(connection, group, "a") as a:
         a.connect(timeout=WAIT)
