@@ -24,7 +24,7 @@ from kafka.errors import KafkaError
 from kafka.structs import TopicPartition
 
 from connectors.kafka.connection.connection import NO_LEADER, Connection
-from connectors.kafka.connection.ranges import newest_record, read_range
+from connectors.kafka.connection.ranges import a_few_records, newest_record, read_range
 from connectors.kafka.transport import Consumer
 from ordering.base.errors import AbcastError
 from ordering.base.names import Role, Topic
@@ -34,6 +34,8 @@ LOOK_EVERY_S = 30.0
 WRONG_S = 10.0
 """The difference, in seconds, from which on it is wrong: signs of life and silences are told by this machine's clock,
 and a minute breaks casts."""
+_FIRST = 5
+"""Offsets among which the first record is: a transaction's marker is none."""
 _PLACES = 3
 """Partitions of a leader that are read in one look."""
 _STAMPED: tuple[Role, ...] = ("forward", "data")
@@ -102,7 +104,7 @@ class BrokerClocks:
             for each in self._connection.copies(topics)
             if each.leader != NO_LEADER
         }
-        with closing(self._connection.consumer()) as consumer:
+        with closing(a_few_records(self._connection)) as consumer:
             began_at = self._clock()
             with self._connection.reachable():
                 ends = consumer.end_offsets(leaders) if leaders else {}
@@ -122,7 +124,8 @@ class BrokerClocks:
         for leader, places in itertools.groupby(grown, now.leaders.__getitem__):
             for place in itertools.islice(places, _PLACES):
                 span = before.ends[place], now.ends[place]
-                first = next(read_range(self._connection, consumer, place, *span), None)
+                begin = read_range(self._connection, consumer, place, span[0], min(span[0] + _FIRST, span[1]))
+                first = next(iter(list(begin)), None)
                 newest = newest_record(self._connection, consumer, place, *span)
                 if first is None or newest is None:
                     continue

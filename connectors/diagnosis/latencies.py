@@ -18,7 +18,7 @@ from kafka.structs import TopicPartition
 
 from connectors.kafka.codec.codec import decode_data
 from connectors.kafka.connection.connection import Connection
-from connectors.kafka.connection.ranges import read_range
+from connectors.kafka.connection.ranges import a_few_records, read_range
 from connectors.kafka.transport import Consumer
 from ordering.base.errors import AbcastError
 from ordering.base.names import Topic
@@ -65,7 +65,7 @@ class Latencies:
         if time.monotonic() - self._looked_at >= LOOK_EVERY_S and places:
             self._looked_at = time.monotonic()
             self._stretches = {place: self._stretches.get(place, deque()) for place in places.values()}
-            with suppress(AbcastError, KafkaError), closing(self._connection.consumer()) as consumer:
+            with suppress(AbcastError, KafkaError), closing(a_few_records(self._connection)) as consumer:
                 for place, stretches in self._stretches.items():
                     self._look(consumer, place, stretches)
         waits = {

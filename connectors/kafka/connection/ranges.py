@@ -14,8 +14,14 @@ from connectors.kafka.transport import Consumer, Record
 from ordering.base.errors import OvertakenByRetention
 
 _POLL_MS = 200
+_LITTLE_BYTES = 32 * 1024
 _LARGEST_STEP = 32_768
 """The most records by which a window grows: all that are read beyond the one searched for are read in vain."""
+
+
+def a_few_records(connection: Connection) -> Consumer:
+    """Return a consumer for few records here and there: it fetches little beyond them. Raises as `consumer`."""
+    return connection.consumer(max_partition_fetch_bytes=_LITTLE_BYTES)
 
 
 def read_range(

@@ -68,7 +68,13 @@ _plain_record: Callable[[tuple[Any, ...]], PlainRecord] = functools.partial(tupl
 
 
 class _Consumer:
-    def __init__(self, cluster: ClusterAddress, max_poll_records: int = POLL_RECORDS, **settings: Any) -> None:
+    def __init__(
+        self,
+        cluster: ClusterAddress,
+        max_poll_records: int = POLL_RECORDS,
+        max_partition_fetch_bytes: int = 4 * 1024 * 1024,
+        **settings: Any,
+    ) -> None:
         self._cluster, self._settings = cluster, settings
         self._timeout_s = cluster.timeout
         self._max_poll_records = max_poll_records
@@ -86,8 +92,8 @@ class _Consumer:
                 "auto.offset.reset": "error",
                 "isolation.level": "read_uncommitted",
                 "fetch.wait.max.ms": 100,
-                "fetch.message.max.bytes": 4 * 1024 * 1024,
-                "queued.max.messages.kbytes": 32 * 1024,
+                "fetch.message.max.bytes": max_partition_fetch_bytes,
+                "queued.max.messages.kbytes": 8 * max_partition_fetch_bytes // 1024,
                 "fetch.queue.backoff.ms": _FULL_QUEUE_MS,
                 **{_CONSUMER_SETTINGS[name]: value for name, value in settings.items()},
             }

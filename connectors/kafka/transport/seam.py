@@ -194,7 +194,8 @@ class Transport(Protocol):
         """
 
     def consumer(self, cluster: ClusterAddress, **settings: Any) -> Consumer:
-        """Open a consumer. Settings: `max_poll_records`, `fetch_max_wait_ms`, `isolation_level`.
+        """Open a consumer. Settings: `max_poll_records`, `max_partition_fetch_bytes`, `fetch_max_wait_ms`,
+        `isolation_level`.
 
         Raises a retriable KafkaError if no broker answers.
         """
