@@ -149,8 +149,7 @@ class Monitor:
         """Yield the last reading of each site: a new one, unless readings cost more than that share, or take long."""
         until = time.monotonic() + ASKS_FOR_S
         for site, reading in self._readings.items():
-            age_s = FRESH_S if reading.last is None else max(FRESH_S, reading.last.cpu_s / cpu_share)
-            yield site, reading.ask(age_s, until - time.monotonic())
+            yield site, reading.ask(FRESH_S, until - time.monotonic(), cpu_share)
 
 
 def _json(value: Mapping[str, Any], status: HTTPStatus) -> HttpAnswer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -43,14 +44,16 @@ class SharedReading(Generic[Value]):
         """The last reading; None before the first."""
         return self._last
 
-    def ask(self, age_s: float, wait_s: float) -> LastReading[Value] | None:
-        """Return a reading that began at most `age_s` before this call.
+    def ask(self, age_s: float, wait_s: float, cpu_share: float = math.inf) -> LastReading[Value] | None:
+        """Return a reading that began at most `age_s` before this call, or longer if readings took more than that share
+        of a core.
 
         After `wait_s`, return an older one, or None if there is none at all: `read` waits for Kafka, say.
         """
         asked_at = time.monotonic()
         with self._changed:
-            while self._last is None or self._last.began_at < asked_at - age_s:
+            # The cost is that of the newest reading, which may have ended during this wait.
+            while self._last is None or self._last.began_at < asked_at - max(age_s, self._last.cpu_s / cpu_share):
                 if not self._is_reading and not self._is_closed:
                     self._is_reading = True
                     threading.Thread(target=self._refresh, name="abcast-reading", daemon=True).start()

@@ -71,3 +71,27 @@ def test_a_reading_that_takes_long() -> None:
     last = shared.ask(0.0, WAIT)
     assert last is not None
     assert (last.value, last.error) == (None, "no broker answers.")
+
+
+def test_a_costly_reading_serves_those_who_waited_for_it() -> None:
+    """Its own cost counts for them, not that of the cheap one before."""
+    numbers, may_end = itertools.count(1), threading.Event()
+
+    def read() -> int:
+        number = next(numbers)
+        if number == 2:
+            until = time.thread_time() + 0.1
+            while time.thread_time() < until:
+                pass
+            assert may_end.wait(WAIT)
+        return number
+
+    shared = SharedReading(read)
+    shared.ask(0.0, WAIT)
+    with ThreadPoolExecutor(2) as askers:
+        first = askers.submit(shared.ask, 0.0, WAIT)
+        time.sleep(0.3)
+        late = askers.submit(shared.ask, 0.0, WAIT, 0.001)
+        time.sleep(0.1)
+        may_end.set()
+        assert [reading.value for each in (first, late) if (reading := each.result())] == [2, 2]
