@@ -74,8 +74,7 @@ ALWAYS: Mapping[str, frozenset[str]] = {
 """The features that each history of a world has."""
 POWERS = {"clock": "clocks", "away": "away", "marker": "markers", "limit": "limits"}
 """The features that powers of a Kafka in memory are."""
-SAME = ("hostile", "ledger", "day", "counts", "forget", "closed", "purge", "two", "limits", "own clock")
-GUESTS = POWERS | {name: name for name in SAME} | {"format": "versions"}
+GUESTS = POWERS | {name: name for name in FEATURES} | {"format": "versions"}
 """The features that guests of a world are."""
 
 
@@ -133,7 +132,7 @@ def a_hub(seed: int) -> set[str]:
         return (
             of_kafka(world.powers)
             | invited(seed, hub.GUESTS)
-            | on(flight=True, cut=world.may_cut, packs=has_packs(seed))
+            | on(flight=True, cut=world.may_cut, packs=has_packs(seed), views=world.members.join)
         )
 
 
@@ -202,7 +201,8 @@ def sites(seed: int) -> set[str]:
             of_kafka(first.kafka.powers)
             | invited(seed, agreeing.GUESTS)
             | on(
-                views=world.has_members,
+                views=world.has_members or world.members.join,
+                answers=world.members.members,
                 cut=world.loses_a_log,
                 stored=world.stores_state,
                 counts=world.later,

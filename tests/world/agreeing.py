@@ -28,18 +28,20 @@ from connectors.takeover.rows import Output, OutputTopics
 from ordering.agreement.log import ranges_of
 from ordering.agreement.sites.own_log import SNAPSHOT_AFTER_SUSPICIONS
 from ordering.base.reader import Reader, Verdict
-from ordering.base.records import ENTRY, MessageId
+from ordering.base.records import ENTRY, Data, MessageId
 from ordering.checker.anomalies import LOST, Anomaly
 from ordering.checker.checker import Checker
 from ordering.sequencer.state import SequencerState
 from tests.relay.carrying import relays_in_memory
 from tests.simulator.mutation import NONE, Mutation
+from tests.world import site_members
 from tests.world.agreeing_actions import ASKS, ROUND_MS, SUSPECT_AFTER_MS
 from tests.world.agreeing_sites import AgreeingSite
 from tests.world.agreeing_storms import AgreeingStorms
 from tests.world.guests import FORMAT, Guests, format_of
 from tests.world.jobs import write_later
 from tests.world.kafka import partition
+from tests.world.site_members import SiteMembers
 
 RESEND_AFTER_MS = 80
 COUNT = 100
@@ -66,7 +68,9 @@ ACTIONS = {
     "storm": 4,
 }
 """The actions, with their weights."""
-GUESTS = ("hostile", "ledger")
+GUESTS = ("hostile", "ledger", *site_members.GUESTS)
+LONGEST_SILENCE_MS = 2_000
+"""The longest silence of a member as it ships, which sends again after half a second."""
 LATER = "later"
 """The feature of a history whose sites run a later version."""
 UNTOLD = "untold"
@@ -76,13 +80,20 @@ UNTOLD = "untold"
 class AgreeingWorld(AgreeingStorms):
     """A history of sites that agree."""
 
-    def __init__(self, seed: int, powers: Sequence[str] = (), later: float = 0.0) -> None:
+    def __init__(self, seed: int, mutation: Mutation = NONE, powers: Sequence[str] = (), later: float = 0.0) -> None:
         """`later`: the share of messages behind which a later version writes a record of its own."""
         super().__init__(seed, ACTIONS, powers, later)
+        self.guests = Guests(seed, GUESTS, mutation)
+        self.members = SiteMembers(self, self.guests, LONGEST_SILENCE_MS)
+        if self.members.members:
+            self.has_members = False  # those would have other settings
+        if self.members.are_alone:
+            self.senders.clear()
         self.loses_a_log, self.rests = seed % 5 == 2, seed % 4 == 1
 
     def run(self) -> list[Anomaly]:
         """Act, settle, and ask the checker."""
+        self.members.begin(self.names[0])
         for name in self.names:
             self._start(name)
         for _ in range(COUNT):
@@ -99,6 +110,8 @@ class AgreeingWorld(AgreeingStorms):
             self.guests.write_malformed(at.kafka, at.name)
         if not self.sites[self.names[0]].is_lost:
             self.guests.keep_ledger(self.sites[self.names[0]].connection)
+
+        self.members.act()
 
     def end(self) -> list[Anomaly]:
         """Settle, and ask the checker."""
@@ -203,6 +216,7 @@ class AgreeingWorld(AgreeingStorms):
             if number % 5 == 0:
                 self._exclude_lost()
             self._round()
+            self.members.settle()
             for name in self.names:
                 if not self.sites[name].is_lost:
                     self._restart(name)  # what it was to read may have gone in the last round
@@ -220,7 +234,8 @@ class AgreeingWorld(AgreeingStorms):
                 if taken and record.sender.startswith(f"{at.name}/"):
                     ordered[record.sender] = record.local_seqno
             ends.add(reader.last_seqno)
-        is_done = len(ends) == 1 and self.told >= {name for name, at in self.sites.items() if at.is_lost}
+        lost = {name for name, at in self.sites.items() if at.is_lost}
+        is_done = len(ends) == 1 and self.told >= lost and self.members.are_idle(lost)
         for sender in self.senders:
             sender.ordered = ordered.get(sender.name, 0)
             missing = list(range(sender.ordered + 1, sender.sent + 1))
@@ -250,10 +265,18 @@ class AgreeingWorld(AgreeingStorms):
                 if not self.sites[sender.site].is_lost:
                     checker.sent(MessageId(sender.name, 1, number))
         found += checker.finish()
+        self.members.judge(self._ordered(), {name for name, at in self.sites.items() if at.is_lost})
         if len(set(ends.values())) > 1 and not found and not self.anomalies:
             found.append(Anomaly(LOST, f"not all sites have all: {ends}", ()))
         untold = {name for name, at in self.sites.items() if at.is_lost} - self.told
         return [*self.anomalies, *found, *(Anomaly(UNTOLD, name, ()) for name in sorted(untold))]
+
+    def _ordered(self) -> Iterator[Data]:
+        """Yield the decisions in DATA of a whole site."""
+        reader = Reader()
+        for record in self.whole()[0].data():
+            if record.kind != ENTRY and reader.judge(record) is Verdict.TAKE:
+                yield record
 
 
 def decide_later(state: SequencerState, polled: Polled, topics: OutputTopics) -> tuple[SequencerState, list[Output]]:
@@ -276,15 +299,14 @@ def playing(seed: int, mutation: Mutation = NONE) -> Iterator[AgreeingWorld]:
     drawn = POWERS[(seed // 4 + seed // 16) % len(POWERS)]
     powers = drawn if is_whole else [each for each in mutation.needs if each != LATER]
     later = 0.3 if LATER in mutation.needs or (is_whole and seed % 6 == 4) else 0.0
-    world = AgreeingWorld(seed, powers, later)
-    world.guests = Guests(seed, GUESTS, mutation)
-
+    world = AgreeingWorld(seed, mutation, powers, later)
     with ExitStack() as stack:
         for context in (relays_in_memory(), world.actors.installed()):
             stack.enter_context(context)
         patches: dict[str, Any] = {
             FORMAT: lambda data, state: format_of(data, state, world.sites[data.topic.site].format_2_from),
             "connectors.takeover.agreement.RESEND_AFTER_MS": RESEND_AFTER_MS,
+            **world.members.patches(),
             "connectors.kafka.codec.entry_codec._decoded": functools.lru_cache(1 << 12)(entry_codec._decoded),
         }
         if later:

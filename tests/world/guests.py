@@ -75,10 +75,10 @@ class Guests:
     """The guests of a history."""
 
     def __init__(self, seed: int, may_come: Sequence[str], mutation: Mutation = NONE) -> None:
-        """`may_come`: the names of guests. A broken rule is to show without any."""
+        """`may_come`: the names of guests. A broken rule has the guests that it needs, and no others."""
         self.dice = random.Random(f"guests {seed}")
         drawn = [name for name in may_come if self.dice.random() < SHARE]
-        self.names = frozenset(drawn if mutation is NONE else ())
+        self.names = frozenset(drawn if mutation is NONE else {*may_come} & {*mutation.needs})
         self._upgraded_at = self.dice.choice((2, 3, 5, MAX_NUMBER))
         """The claim from which on the group has the newest format."""
         self.table = Table()

@@ -31,14 +31,18 @@ from ordering.base.errors import AbcastError, UsageError
 from ordering.checker.anomalies import DIVERGENT, DUPLICATE, FIFO_VIOLATION, LOST, Anomaly
 from tests.relay.carrying import relays_in_memory
 from tests.simulator.mutation import NONE, Mutation
+from tests.world import site_members
 from tests.world.guests import DAY_MS, Guests
 from tests.world.hub_actions import STUCK
 from tests.world.hub_homes import HubHomes
 from tests.world.hub_sites import GROUP, HubSite, Id
 from tests.world.jobs import in_format
+from tests.world.site_members import SiteMembers
 
 POWERS = ("clock", "away", "marker")
-GUESTS = ("hostile", "day", "counts", "limits", "format")
+GUESTS = ("hostile", "day", "counts", "limits", "format", *site_members.GUESTS)
+SUSPECT_AFTER_MS = 250_000
+"""The longest silence of a member. A round of the end takes 60 s."""
 FALSE_RECEIPT = "false-receipt"
 STEPS = 160
 ROUNDS = 40
@@ -77,6 +81,7 @@ class HubWorld(HubHomes):
     def __init__(self, seed: int, mutation: Mutation = NONE) -> None:
         self.guests = Guests(seed, GUESTS, mutation)
         super().__init__(seed, ACTIONS, self.guests.powers(POWERS) if mutation is NONE else ())
+        self.members = SiteMembers(self, self.guests, SUSPECT_AFTER_MS)
 
     def run(self) -> list[Anomaly]:
         """Act, settle, and judge."""
@@ -95,6 +100,11 @@ class HubWorld(HubHomes):
             self.guests.write_malformed(site.kafka, site.name)
         if self.guests.lets_a_day_pass():
             self.actors.pass_time(DAY_MS)
+        self.members.act()
+
+    def _send(self, name: str) -> None:
+        if not self.members.are_alone:
+            super()._send(name)
 
     def end(self) -> None:
         """Heal all, and go on until nothing waits."""
@@ -113,15 +123,17 @@ class HubWorld(HubHomes):
         home = self._start_at_last()
         if home is None:
             return
-        for _ in range(ROUNDS):
+        for _ in range(3 * ROUNDS if self.members.members else ROUNDS):  # a view takes some
             self._round(home)
             if self._is_even():
                 break
         self._judge(self.sites[home])
+        if not self.forked:
+            self.members.judge(self.sites[home].effective())
 
     def _is_even(self) -> bool:
         waits = any(sender.pending for site in self.sites.values() for sender in site.senders)
-        return not waits and len({site.delivered for site in self.sites.values()}) == 1
+        return not waits and self.members.are_idle() and len({site.delivered for site in self.sites.values()}) == 1
 
     def _start_at_last(self) -> str | None:
         """The home, where a sequencer runs. One that has lost the end of DATA is replaced, as the errors say."""
@@ -175,6 +187,7 @@ class HubWorld(HubHomes):
                 self.rejoin(name)
             if name in self.lacking:
                 self.bootstrap(name)
+        self.members.settle()
         self.actors.pass_time(60_000)
         [job] = self.jobs
         self.work(job, job.look)
@@ -221,9 +234,10 @@ def playing(seed: int, mutation: Mutation = NONE) -> Iterator[HubWorld]:
         stack.enter_context(patch("ordering.sequencer.sequencer.SNAPSHOT_RECORDS_PER_SENDER", 1))
         stack.enter_context(in_format(seed, mutation))
         world = HubWorld(seed, mutation)
-        for target, replacement in world.guests.patches().items():
+        for target, replacement in {**world.guests.patches(), **world.members.patches()}.items():
             stack.enter_context(patch(target, replacement))
         stack.enter_context(world.actors.installed())
+        world.members.begin(world.first)
         world.start(world.first)
         stack.enter_context(mutation.broken())
         yield world

@@ -224,7 +224,7 @@ class HubHomes(HubActions):
             except UsageError as error:
                 self.note_error(OPERATOR, error)
                 self.is_promoting = "from a ledger first" in str(error)
-                if "begins in the middle" in str(error):
+                if "begins in the middle" in str(error) or "let it join again" in str(error):
                     self.refused.add(home)
                 if self.is_promoting:
                     others = [site for site in self.sites.values() if site.name != home]

@@ -14,6 +14,7 @@ from ordering.base.reader import epoch_of
 from ordering.checker.anomalies import DIVERGENT, DUPLICATE, LOST
 from ordering.sequencer.state import SequencerState
 from tests.simulator.mutation import Mutation
+from tests.world.group_mutations import forget_at_once
 from tests.world.hub import FALSE_RECEIPT
 from tests.world.hub_actions import STUCK
 
@@ -83,6 +84,13 @@ MUTATIONS = (
     ),
     Mutation(
         "hole-stops", "A relay stops at records that retention has dropped", ANY, ((_CARRY, Relay.first_to_carry),)
+    ),
+    Mutation(
+        "no-forward-table",
+        "A member forgets its messages once they are sent",
+        LOST,
+        (("connectors.client.incarnation.pending_messages.PendingMessages.accept", forget_at_once),),
+        needs=("outbox",),
     ),
 )
 FIRST_HOME_WINS = Mutation(
