@@ -118,7 +118,7 @@ class SiteMembers:
                     member.crash(gives_up=True)
 
     def _forget(self, member: GroupMember) -> None:
-        """Have a member forgotten, if it is in no view."""
+        """Ask to forget a member."""
         site = self.world.sites[member.address.site]
         with self.world.actors.acting("operator"), suppress(AbcastError):
             known = known_senders(site.connection, GROUP, site.name)
@@ -131,11 +131,11 @@ class SiteMembers:
             self._let(member, "turn")
 
     def are_idle(self, gone: Collection[str] = ()) -> bool:
-        """Whether none waits, those of some sites aside."""
+        """Whether no member waits. `gone`: sites that do not count."""
         return all(member.is_idle for member in self.members if member.address.site not in gone)
 
     def judge(self, records: Iterable[Data], gone: Collection[str] = ()) -> None:
-        """Blame what is not ordered, or twice. `records`: of DATA; `gone`: sites whose members do not count."""
+        """Blame lost and repeated messages. `records`: of DATA; `gone`: sites that do not count."""
         times = Counter(each.payload for each in records)
         for member in self.members:
             if again := [payload for payload in member.sent if times[payload] > 1]:
