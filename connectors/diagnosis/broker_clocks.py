@@ -3,20 +3,23 @@
 Kafka tells no time. But the leader of a partition stamps each record when it appends it (LogAppendTime). Of two looks
 at the partition's end, the later one bounds the leader's clock by this machine's:
 
-* A record behind the earlier end was stamped after the earlier look began. So the first one's time, less that moment,
-  is the most that the clock can be ahead.
+* A record behind the earlier end was stamped after the earlier look began, or less than UNSEEN_S before it: Kafka shows
+  a record, and counts it in the end, once all replicas in sync have it. So the first one's time, less the earliest
+  moment, is the most that the clock can be ahead. Without another replica the end is exact.
 * A record before the later end was stamped before the later look was over. So the newest one's time, less that moment,
   is the least that the clock is ahead.
 
-Two clocks differ at least by the distance between their bounds: a difference that is told is certain. A busy group
-bounds within milliseconds, and an idle one within some seconds. A partition that nobody writes to bounds nothing.
+Two clocks differ at least by the distance between their bounds: a difference that is told is certain, unless brokers
+have a longer replica.lag.time.max.ms than Kafka's default. A busy group bounds within milliseconds, and an idle one
+within some seconds; that a replicated partition's clock is behind, within UNSEEN_S more. A partition that nobody writes
+to bounds nothing.
 """
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from contextlib import closing, suppress
 from typing import NamedTuple
 
@@ -34,6 +37,9 @@ LOOK_EVERY_S = 30.0
 WRONG_S = 10.0
 """The difference, in seconds, from which on it is wrong: signs of life and silences are told by this machine's clock,
 and a minute breaks casts."""
+UNSEEN_S = 45.0
+"""The longest, in seconds, that a record is appended and not shown: a follower that hangs leaves the replicas in sync
+after replica.lag.time.max.ms (30 s by default), which Kafka looks at every half of that time."""
 _FIRST = 5
 """Offsets among which the first record is: a transaction's marker is none."""
 _PLACES = 3
@@ -69,10 +75,14 @@ class _Bounds(NamedTuple):
 
 
 class _Look(NamedTuple):
-    """The leader and the end of each partition, and the moment before Kafka was asked (seconds since 1970)."""
+    """The leader and the end of each partition, and the moment before Kafka was asked (seconds since 1970).
+
+    `alone`: the partitions without another replica.
+    """
 
     began_at: float
     leaders: Mapping[TopicPartition, int]
+    alone: Set[TopicPartition]
     ends: Mapping[TopicPartition, int]
 
 
@@ -99,17 +109,15 @@ class BrokerClocks:
 
     def _look(self, topics: Iterable[str]) -> ClockDifference | None:
         before, self._before = self._before, None
-        leaders = {
-            TopicPartition(each.topic, each.partition): each.leader
-            for each in self._connection.copies(topics)
-            if each.leader != NO_LEADER
-        }
+        copies = {TopicPartition(each.topic, each.partition): each for each in self._connection.copies(topics)}
+        leaders = {place: each.leader for place, each in copies.items() if each.leader != NO_LEADER}
+        alone = {place for place, each in copies.items() if each.replicas == 1}
         with closing(a_few_records(self._connection)) as consumer:
             began_at = self._clock()
             with self._connection.reachable():
                 ends = consumer.end_offsets(leaders) if leaders else {}
             over_at = self._clock()
-            self._before = _Look(began_at, leaders, ends)
+            self._before = _Look(began_at, leaders, alone, ends)
             return None if before is None else _largest(self._bounds(consumer, before, self._before, over_at))
 
     def _bounds(self, consumer: Consumer, before: _Look, now: _Look, over_at: float) -> dict[str, _Bounds]:
@@ -130,7 +138,8 @@ class BrokerClocks:
                 if first is None or newest is None:
                     continue
                 stamp_s = 0.001  # a stamp is a whole millisecond
-                here = _Bounds(newest.timestamp / 1000 - over_at, first.timestamp / 1000 + stamp_s - before.began_at)
+                earliest = before.began_at - (0.0 if place in before.alone else UNSEEN_S)
+                here = _Bounds(newest.timestamp / 1000 - over_at, first.timestamp / 1000 + stamp_s - earliest)
                 name = f"broker {leader}"
                 known = found.get(name, here)
                 found[name] = _Bounds(max(known.least_s, here.least_s), min(known.most_s, here.most_s))

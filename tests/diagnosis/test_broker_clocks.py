@@ -8,6 +8,7 @@ from kafka.structs import TopicPartition
 from connectors.diagnosis import broker_clocks
 from connectors.diagnosis.broker_clocks import BrokerClocks, ClockDifference
 from connectors.diagnosis.statuses import Statuses
+from connectors.testing.memory_clients import MemoryConsumer
 from connectors.testing.memory_kafka import MemoryConnection
 
 SITE = "nyc"
@@ -63,6 +64,24 @@ def test_clocks_that_agree_differ_by_nothing(brokers: Brokers) -> None:
         assert told is not None
         assert told.at_least_s == 0.0
         assert Statuses((), clocks=told).to_json(SITE)["wrong"] == []
+
+
+def test_a_record_that_is_not_shown_yet(brokers: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A right clock stamped it before the first look, and a follower that hung kept it from being shown."""
+    brokers.connection.topics.copies[FORWARD] = (3, 3)
+    brokers.write(FORWARD)
+    brokers.now += 40
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryConsumer, "_end", lambda *_: 0)
+        assert brokers.clocks.compare(["g"], SITE) is None
+    told = brokers.clocks.compare(["g"], SITE)
+    assert told is not None
+    assert told.at_least_s == 0.0
+    brokers.ahead_s[FORWARD] = -60.0
+    told = brokers.told(FORWARD)
+    assert told is not None
+    assert told.behind == "broker 0"
+    assert 14.4 <= told.at_least_s <= 15.0
 
 
 def test_this_machine_is_one_of_them(brokers: Brokers) -> None:
