@@ -64,7 +64,7 @@ def ledger(
     topology = optional_sites(sites, kafka_config, "ledger")
     connection = kafka_of_site(topology, site, bootstrap_servers, kafka_config, "ledger")
     which = served(groups, look_every_s)
-    with listening(listen, {site: connection}, data, which, payloads=listen_payloads) as troubles:
+    with listening(listen, {site: connection}, data, which, topology, payloads=listen_payloads) as troubles:
         if engine is Engine.process:
             _run_process(connection, site, data, which)
             return

@@ -16,6 +16,7 @@ from jobs.inspection.status import read_with_ledger
 from jobs.terminal.logs import say
 from jobs.terminal.options import Location, require
 from jobs.terminal.streaming import Served, running_jobs
+from ordering.base.errors import UsageError
 
 if TYPE_CHECKING:
     from connectors.diagnosis.statuses import Statuses
@@ -61,6 +62,8 @@ def listening(
     Raises UsageError, EnvironmentProblem, and ModuleNotFoundError if the extra is missing.
     """
     troubles = Troubles()
+    if place is None and payloads:
+        raise UsageError("--listen-payloads is for the page of --listen: add --listen HOST:PORT.")
     if place is None:
         yield troubles
         return

@@ -54,12 +54,12 @@ def read_dead_letters(
 ) -> Iterator[StoredLetter]:
     """Yield the dead letters that are still there, oldest first: all, the `last` ones, or the one at `offset`.
 
-    Raises BrokerUnreachable, TopicMissing; HistoryUnavailable if retention drops letters during the read.
+    Raises BrokerUnreachable, KafkaRefused, TopicMissing; HistoryUnavailable if retention drops letters during the read.
     """
     topic = str(Topic(group, "dead-letter", site))
     partition = TopicPartition(topic, 0)
     with closing(connection.consumer()) as consumer:
-        with connection.reachable():
+        with connection.reachable("READ", topic):
             if not consumer.partitions_for_topic(topic):
                 raise topic_missing(topic, group, site)
             beginning, end = (

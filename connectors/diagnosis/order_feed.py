@@ -1,12 +1,13 @@
 """The order as it comes, for pages that look at it. DATA is followed only while somebody asks.
 
 All pages that look at a group share one reader. It ends ASKED_WITHIN_S after the last question, so a page that is
-closed costs nothing. A reader keeps the newest KEPT records. In a flood it does not follow each: it reads a thousand,
+closed costs nothing. A reader keeps the newest KEPT records. In a flood it does not follow each: it reads for a second,
 and goes on near the end, so that a page shows a part of the order, and the gap.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -14,13 +15,16 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from typing import Any, NamedTuple
 
+from kafka.errors import KafkaError
+
 from connectors.diagnosis.dead_letters import StoredLetter, read_dead_letters
+from connectors.kafka.codec.seldom import warn_seldom
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.log.data_cursor import DataCursor
 from connectors.kafka.log.data_log import DataLog, Start
 from connectors.kafka.log.effective import Effective
 from connectors.kafka.transport import Consumer
-from ordering.base.errors import AbcastError, HistoryUnavailable, UsageError
+from ordering.base.errors import AbcastError, HistoryChanged, HistoryUnavailable, UsageError
 from ordering.base.names import check_group
 
 ASKED_WITHIN_S = 10.0
@@ -28,6 +32,8 @@ ASKED_WITHIN_S = 10.0
 KEPT = 1000
 MOST_FEEDS = 8
 """The groups that are followed at the same time."""
+MOST_WAITING = 16
+"""The askers that wait for something new at the same time: half of an endpoint's clients, so that scrapers get in."""
 MOST_RECORDS = 300
 """The records in one answer."""
 MOST_TEXT = 200
@@ -36,11 +42,15 @@ _BACK = 100
 """The seqnos before the end with which a reader begins, and goes on after a flood."""
 _BEHIND = 2000
 """The records of DATA behind which a reader goes on at the end."""
+_BEHIND_EVERY_S = 1.0
+"""The least seconds between two questions to Kafka for the end."""
 _AGAIN_S = 0.2
 _AFTER_A_JUMP_S = 1.0
 _AFTER_AN_ERROR_S = 2.0
 _LETTERS = 5
 _LETTERS_EVERY_S = 10.0
+
+_logger = logging.getLogger(__name__)
 
 
 class OrderFeed:
@@ -51,7 +61,7 @@ class OrderFeed:
         self._changed = threading.Condition()
         self._records: deque[dict[str, Any]] = deque(maxlen=KEPT)
         self._letters: list[dict[str, Any]] = []
-        self._error = ""
+        self._error = self._letters_error = ""
         self._asked_at = 0.0
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
@@ -61,19 +71,31 @@ class OrderFeed:
         """Whether the reader runs."""
         return self._thread is not None
 
-    def ask(self, after: int, wait_s: float) -> dict[str, Any]:
-        """Return the records behind seqno `after`, the newest ones; wait so long for the first.
-
-        `last` is the newest seqno: below `after`, the group was made anew. `error`: why there is nothing new.
-        """
+    def start(self) -> None:
+        """Let the reader run for ASKED_WITHIN_S from now on."""
         with self._changed:
             self._asked_at = time.monotonic()
             if self._thread is None and not self._stop.is_set():
                 self._thread = threading.Thread(target=self._run, name="abcast-order", daemon=True)
                 self._thread.start()
+
+    def ask(self, after: int, wait_s: float) -> dict[str, Any]:
+        """Return the records behind seqno `after`, the newest ones; wait so long for the first.
+
+        `last` is the newest seqno: below `after`, the group was made anew, and all its records are behind. `error`: why
+        there is nothing new. `dead_letters_error`: why there are no dead letters.
+        """
+        self.start()
+        with self._changed:
             self._changed.wait_for(lambda: self._last != after or bool(self._error) or self._stop.is_set(), wait_s)
-            found = [each for each in self._records if each["seqno"] > after][-MOST_RECORDS:]
-            return {"records": found, "last": self._last, "dead_letters": self._letters, "error": self._error}
+            behind = after if after <= self._last else 0
+            return {
+                "records": [each for each in self._records if each["seqno"] > behind][-MOST_RECORDS:],
+                "last": self._last,
+                "dead_letters": self._letters,
+                "dead_letters_error": self._letters_error,
+                "error": self._error,
+            }
 
     def close(self, wait_s: float) -> None:
         """End the reader, and wait so long for it."""
@@ -97,45 +119,69 @@ class OrderFeed:
                 try:
                     with closing(self._connection.consumer()) as consumer:
                         self._follow(consumer)
-                except AbcastError as error:
-                    self._tell([], error=str(error))
+                except Exception as error:  # noqa: BLE001 - told on the page; the reader goes on
+                    self._tell([], error=self._sentence(error), is_anew=isinstance(error, HistoryChanged))
                     self._stop.wait(_AFTER_AN_ERROR_S)
         finally:
             with self._changed:
                 self._thread = None
                 self._records.clear()  # the next page begins near the end of DATA
 
+    def _sentence(self, error: Exception) -> str:
+        if isinstance(error, AbcastError):
+            return str(error)
+        warn_seldom(_logger, "the order of %s is not shown: %r", self._group, error)
+        return f"{type(error).__name__}: see the log of this job."
+
     def _follow(self, consumer: Consumer) -> None:
-        """Follow DATA until nobody asks. Raises AbcastError."""
-        cursor, letters_at = self._cursor(consumer, _BACK), float("-inf")
+        """Follow DATA until nobody asks. Raises AbcastError, KafkaError."""
+        cursor, looked_at, letters_at = self._cursor(consumer, _BACK), float("-inf"), float("-inf")
         while self._is_asked():
-            if time.monotonic() - letters_at >= _LETTERS_EVERY_S:
-                letters_at = time.monotonic()
-                letters = [
-                    _letter(each)
-                    for each in read_dead_letters(self._connection, self._group, self._site, last=_LETTERS)
-                ]
-                with self._changed:
-                    self._letters = letters
             taken = cursor.poll(_AGAIN_S)
             consumer.rest()
             self._tell(taken)
-            if len(taken) >= KEPT and cursor.end() - cursor.position > _BEHIND:
-                self._stop.wait(_AFTER_A_JUMP_S)
-                cursor = self._cursor(consumer, _BACK)
-            elif taken:
+            if time.monotonic() - letters_at >= _LETTERS_EVERY_S:
+                self._read_letters()
+                letters_at = time.monotonic()
+            if taken and time.monotonic() - looked_at >= _BEHIND_EVERY_S:
+                looked_at = time.monotonic()
+                if cursor.end() - cursor.position > _BEHIND:
+                    self._stop.wait(_AFTER_A_JUMP_S)
+                    cursor = self._cursor(consumer, _BACK)
+                    continue
+            if taken:
                 self._stop.wait(_AGAIN_S)
+
+    def _read_letters(self) -> None:
+        """Read the newest dead letters. Who may not read them is shown the order alone."""
+        letters, said = list[dict[str, Any]](), ""
+        try:
+            found = read_dead_letters(self._connection, self._group, self._site, last=_LETTERS)
+            letters = [_letter(each) for each in found]
+        except (AbcastError, KafkaError) as error:
+            said = f"Dead letters are not shown: {self._sentence(error)}"
+        with self._changed:
+            self._letters, self._letters_error = letters, said
 
     def _cursor(self, consumer: Consumer, back: int) -> DataCursor:
         with DataLog(self._connection, self._group, self._site) as data:
             try:
-                start = _start(data, back)
+                start = self._start(data, back)
             except HistoryUnavailable:  # retention has dropped the record before the last hundred
-                start = _start(data, 0)
+                start = self._start(data, 0)
             return DataCursor(consumer, data.partition, start)
 
-    def _tell(self, taken: Iterable[Effective], error: str = "") -> None:
+    def _start(self, data: DataLog, back: int) -> Start:
+        end = data.end()
+        state = data.state(end)
+        if state.seqno < self._last:  # the group was made anew while there was an error
+            self._tell([], is_anew=True)
+        return data.after(max(0, state.seqno - back), known=(end, state))
+
+    def _tell(self, taken: Iterable[Effective], error: str = "", *, is_anew: bool = False) -> None:
         with self._changed:
+            if is_anew:
+                self._records.clear()
             for each in taken:
                 if each.seqno > self._last:
                     self._records.append(self._plain(each))
@@ -156,12 +202,6 @@ class OrderFeed:
             "bytes": len(record.value or b""),
         }
         return {**plain, "payload": _text(record.value)} if self._payloads else plain
-
-
-def _start(data: DataLog, back: int) -> Start:
-    end = data.end()
-    state = data.state(end)
-    return data.after(max(0, state.seqno - back), known=(end, state))
 
 
 def _text(raw: bytes | None) -> str:
@@ -192,16 +232,31 @@ class OrderFeeds:
     def __init__(self, kafkas: Mapping[str, Connection], has: Callable[[str], bool], *, payloads: bool) -> None:
         self._kafkas, self._has, self._payloads = kafkas, has, payloads
         self._lock = threading.Lock()
+        self._waiting = threading.Semaphore(MOST_WAITING)
+        self._closed = False
         self._feeds: dict[tuple[str, str], OrderFeed] = {}
 
     def ask(self, site: str, group: str, after: int, wait_s: float) -> dict[str, Any] | NotFollowed:
-        """Return what `OrderFeed.ask` returns, or why not."""
+        """Return what `OrderFeed.ask` returns, or why not. Beyond MOST_WAITING askers, nobody waits."""
         try:
             if site not in self._kafkas or not self._has(check_group(group)):
                 return NotFollowed("this process shows no such group.", is_unknown=True)
         except UsageError as error:
             return NotFollowed(str(error), is_unknown=True)
+        feed = self._started(site, group)
+        if isinstance(feed, NotFollowed):
+            return feed
+        waits = self._waiting.acquire(blocking=False)
+        try:
+            return feed.ask(after, wait_s if waits else 0.0)
+        finally:
+            if waits:
+                self._waiting.release()
+
+    def _started(self, site: str, group: str) -> OrderFeed | NotFollowed:
         with self._lock:
+            if self._closed:
+                return NotFollowed("this process stops.", is_unknown=False)
             feed = self._feeds.get((site, group))
             if feed is None:
                 self._feeds = {key: each for key, each in self._feeds.items() if each.is_followed}
@@ -209,9 +264,12 @@ class OrderFeeds:
                     return NotFollowed(f"{MOST_FEEDS} groups are followed already: close a page.", is_unknown=False)
                 feed = OrderFeed(self._kafkas[site], group, site, payloads=self._payloads)
                 self._feeds[site, group] = feed
-        return feed.ask(after, wait_s)
+            feed.start()  # before another group's asker can take it for one that nobody follows
+            return feed
 
     def close(self, wait_s: float) -> None:
-        """End all feeds."""
-        for feed in list(self._feeds.values()):
+        """End all feeds, and begin none."""
+        with self._lock:
+            self._closed = True
+        for feed in self._feeds.values():
             feed.close(wait_s)

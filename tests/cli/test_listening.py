@@ -78,7 +78,7 @@ def test_what_is_scraped_is_the_status(broker: EmbeddedBroker, tmp_path: Path) -
             assert "payload" not in newest
             assert get(run, f"/api/order?group={group}&site={SITE}&after=x")[0] == 400
             assert get(run, "/api/order?group=unknown&site=elsewhere")[0] == 404
-            assert set(json.loads(get(run, "/api/status")[1])["sites"][0]["latencies"]) <= {group}
+            assert set(json.loads(get(run, "/api/status")[1])["sites"][0]["latencies"]) == {group}
             code, text = get(run, "/api/status")
             [of_site] = json.loads(text)["sites"]
             assert (code, of_site["site"], of_site["errors"]) == (200, SITE, {})
@@ -145,3 +145,11 @@ def test_bad_places(place: str, said: str, tmp_path: Path) -> None:
     for job in ("run", "sequence", "ledger"):
         done = abcast_here(job, "--listen", place, cwd=tmp_path, variables=nowhere)
         assert (done.returncode, done.stderr) == (2, f"abcast: {said}\n")
+
+
+def test_payloads_without_a_port(tmp_path: Path) -> None:
+    done = abcast_here("sequence", "--listen-payloads", cwd=tmp_path, variables={})
+    assert (done.returncode, done.stderr) == (
+        2,
+        "abcast: --listen-payloads is for the page of --listen: add --listen HOST:PORT.\n",
+    )

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from connectors import Member
+from connectors.diagnosis.dead_letters import read_dead_letters
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.connection.sending import append
 from connectors.kafka.log.data_log import DataLog
@@ -183,14 +184,16 @@ def test_an_observer(secure_broker: EmbeddedBroker, caplog: pytest.LogCaptureFix
 @pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_a_sequencer(secure_broker: EmbeddedBroker, caplog: pytest.LogCaptureFixture) -> None:
-    """The checks of a start, and a sign of life."""
+    """The checks of a start, a sign of life, and the newest dead letter for a page."""
     trial = Trial(secure_broker, "each-sequencer", "sequencer")
+    append(trial.admin, str(Topic(trial.group, "dead-letter", SITE)), (None, b"x", []))
 
     def work(connection: Connection, name: str) -> None:
         check_topics(connection, [trial.group], SITE)
         signs = SignsOfLife(connection, SITE, "process")
         signs.give({trial.group: 1}, {}, now=0.0)
         signs.close()
+        list(read_dead_letters(connection, trial.group, SITE, last=1))
 
     ensure_topic(trial.admin, Topic(trial.group, "relayed", SITE, "far"), 1)
     # Where sites agree, a sequencer reads entries.

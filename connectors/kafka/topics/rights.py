@@ -39,7 +39,7 @@ _OF_TOPICS: Mapping[str, Mapping[Role, tuple[str, ...]]] = {
         "forward": (_READ, _WRITE, _CONFIGS),  # it writes ticks
         "data": (_READ, _WRITE, _CONFIGS),
         "epoch": (_READ, _WRITE, _CONFIGS),
-        "dead-letter": (_WRITE, _CONFIGS),
+        "dead-letter": (_READ, _WRITE, _CONFIGS),  # --listen shows the newest
     },
     "ledger": {"data": (_READ,), "epoch": (_READ,)},
     "maintainer": {
