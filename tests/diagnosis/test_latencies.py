@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 
 import pytest
 from kafka.structs import TopicPartition
@@ -62,9 +63,10 @@ def test_a_later_reading_adds_what_has_come(kafka: MemoryConnection, monkeypatch
     order(kafka, 900)
     assert found.of(["g"], SITE) == {"g": Latency(30, 30, 5)}
     monkeypatch.setattr(latencies, "LOOK_EVERY_S", 0.0)
-    monkeypatch.setattr(latencies, "WINDOW_S", 0.2)
-    time.sleep(0.3)
-    order(kafka, 700)
+    after_s = 2 * latencies.WINDOW_S
+    later = SimpleNamespace(time=lambda: time.time() + after_s, monotonic=time.monotonic)
+    monkeypatch.setattr(latencies, "time", later)
+    order(kafka, 700, ago_s=-after_s)
     assert found.of(["g"], SITE) == {"g": Latency(700, 700, 1)}
 
 

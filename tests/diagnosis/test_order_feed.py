@@ -175,7 +175,7 @@ def test_a_reader_survives_any_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_group_made_anew_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All its records, though their seqnos were shown before."""
+    """The page has seen the same seqnos of the old group."""
     monkeypatch.setattr(order_feed, "_AFTER_AN_ERROR_S", 0.1)
     with MemoryGroup("g", SITE) as group:
         last = send(group, *[b"old"] * 50)
