@@ -19,15 +19,18 @@ from connectors.kafka.codec.headers import (
     NOTHING,
     check_application_headers,
     first_fields,
+    parse_number,
     split_headers,
     without_nulls,
 )
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.connection.ranges import read_range
 from connectors.kafka.log.data_log import DataLog, topic_missing
-from ordering.base.errors import UsageError
+from ordering.base.errors import AbcastError, UsageError
 from ordering.base.names import Topic
-from ordering.base.records import MAX_PAYLOAD_BYTES, MESSAGE, Headers
+from ordering.base.records import MAX_PAYLOAD_BYTES, MESSAGE, MESSAGES, Data, Headers, MessageId, Partition
+from ordering.sequencer.sequencer import FORGOTTEN
+from ordering.sequencer.state import SequencerState
 
 _CLOCKS_DIFFER_MS = 60_000
 """The topics of a group may have leaders with different clocks."""
@@ -103,31 +106,97 @@ def message_of(letter: StoredLetter, group: str, site: str, who: str) -> tuple[b
         raise UsageError(f"{cannot} {error}") from error
 
 
-def find_resent(connection: Connection, group: str, site: str, letter: StoredLetter) -> int | None:
-    """Return the seqno of the message by which the dead letter was sent again; 0 if it waits for one; None without one.
+def check_unsent(connection: Connection, group: str, site: str, letter: StoredLetter) -> None:
+    """Check that the order neither has the message of the dead letter, nor can get it from a record in FORWARD.
 
-    Reads the site's DATA, then FORWARD, from the time of the dead letter on. Raises as `DataLog` does.
+    Reads the site's DATA, then FORWARD, from the time of the dead letter on. Two kinds of records have the message: an
+    earlier resend, and a repeat by its own sender.
+
+    Raises AbcastError if there is one; UsageError if there may have been one, which nobody can tell any more; else as
+    `DataLog` does.
     """
-    since_ms = letter.at_ms - _CLOCKS_DIFFER_MS
-    mark, forward = _place(group, site, letter.offset).encode("ascii"), str(Topic(group, "forward", site))
+    since_ms, own = max(0, letter.at_ms - _CLOCKS_DIFFER_MS), _id_of(letter)
+    mark = _place(group, site, letter.offset).encode("ascii")
+    with DataLog(connection, group, site) as data:
+        start, end = data.offset_since(since_ms), data.end()
+        for _, _, record in data.records(start, end):
+            if _is_resent(record.headers, mark):
+                raise _sent(letter, f"was sent again before, as seqno {record.seqno}")
+            if own is not None and record.kind in (MESSAGE, MESSAGES) and _has(record, own):
+                seqno = record.seqno + own.local_seqno - record.local_seqno
+                raise _sent(letter, f"is in the order as seqno {seqno}, since its sender has repeated it")
+        if data.beginning() >= start > 0:
+            raise _unknown(letter, "the DATA records of its time are purged, and a resend may have been among them")
+        state = data.state(end)
+    floor = state.membership.incarnation_floor
+    if letter.reason == FORGOTTEN or (own is not None and own.incarnation <= floor):
+        raise _unknown(letter, "the order may have its message, from before its sender was forgotten")
+    for source, record_id, headers in _waiting(connection, Topic(group, "forward", site), since_ms, state):
+        is_resent = _is_resent(headers, mark)
+        if (is_resent or (own is not None and record_id == own)) and source not in _refused(connection, group, site):
+            raise _sent(
+                letter,
+                "was sent again before, and waits for a sequencer"
+                if is_resent
+                else "waits for a sequencer, since its sender has repeated it",
+            )
 
-    def is_it(headers: Headers) -> bool:
-        return any(name == RESENT_HEADER and (value or b"").split(b" ")[0] == mark for name, value in headers)
 
-    with DataLog(connection, group, site) as data, closing(connection.consumer()) as consumer:
-        records = data.records(data.offset_since(since_ms), data.end())
-        seqnos = [stored.data.seqno for stored in records if stored.data.headers and is_it(stored.data.headers)]
-        if seqnos:
-            return seqnos[-1]
-        with connection.reachable("READ", forward):
-            places = [TopicPartition(forward, number) for number in consumer.partitions_for_topic(forward)]
+def _waiting(
+    connection: Connection, topic: Topic, since_ms: int, state: SequencerState
+) -> Iterator[tuple[str, MessageId | None, Headers]]:
+    """Yield place, id and headers of the FORWARD records that the sequencer of `state` has yet to consider."""
+    with closing(connection.consumer()) as consumer:
+        with connection.reachable("READ", str(topic)):
+            places = [TopicPartition(str(topic), number) for number in consumer.partitions_for_topic(str(topic))]
             begins, ends = consumer.offsets_for_times(dict.fromkeys(places, since_ms)), consumer.end_offsets(places)
         for place, first in begins.items():
-            if first is not None:
-                unread = read_range(connection, consumer, place, int(first.offset), int(ends[place]))
-                if any(is_it(tuple(record.headers)) for record in unread):
-                    return 0
-    return None
+            if first is None:
+                continue
+            partition = Partition(place.topic, place.partition)
+            considered = max(state.positions.get(partition, 0), state.decided.get(partition, 0))
+            for record in read_range(connection, consumer, place, max(int(first.offset), considered), int(ends[place])):
+                headers = tuple(record.headers)
+                yield f"{partition}:{record.offset}", _message_id(record.key, headers), headers
+
+
+def _refused(connection: Connection, group: str, site: str) -> set[str]:
+    """Return the places in FORWARD of all dead letters. DATA tells no position behind the last ordered record."""
+    return {letter.source for letter in read_dead_letters(connection, group, site)}
+
+
+def _is_resent(headers: Headers, mark: bytes) -> bool:
+    return any(name == RESENT_HEADER and (value or b"").split(b" ")[0] == mark for name, value in headers)
+
+
+def _has(record: Data, own: MessageId) -> bool:
+    return (record.sender, record.incarnation) == own[:2] and (
+        record.local_seqno <= own.local_seqno <= record.last_local_seqno
+    )
+
+
+def _id_of(letter: StoredLetter) -> MessageId | None:
+    """Return the id that the refused message has; None if it has none."""
+    return _message_id(letter.sender, letter.headers)
+
+
+def _message_id(key: bytes | None, headers: Headers) -> MessageId | None:
+    fields = first_fields(headers, 4)
+    incarnation, local_seqno = (parse_number(field) for field in (*fields[2:], None, None)[:2])
+    if key is None or incarnation is None or local_seqno is None:
+        return None
+    return MessageId(key.decode("ascii", "backslashreplace"), incarnation, local_seqno)
+
+
+def _sent(letter: StoredLetter, how: str) -> AbcastError:
+    return AbcastError(f"dead letter {letter.offset} {how}. --anyway sends it once more.")
+
+
+def _unknown(letter: StoredLetter, why: str) -> UsageError:
+    return UsageError(
+        f"dead letter {letter.offset} may be in the order: {why}. Look for it there (`abcast dead-letters show "
+        f"{letter.offset}`, `abcast query`). --anyway sends it."
+    )
 
 
 def _place(group: str, site: str, offset: int) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from jobs.terminal.options import AsJson, BootstrapServers, Group, KafkaConfig, Site, Why, connection_to
-from ordering.base.errors import AbcastError, UsageError
+from ordering.base.errors import UsageError
 from ordering.base.names import DEFAULT_SITE, Address
 
 if TYPE_CHECKING:
@@ -101,13 +101,13 @@ def resend(
     `resent-by`, the operator. The dead letter stays. A message can be sent again if it would not be refused for itself:
     a record without the header `abcast` can, one that is too large, has no payload or is no message can't.
 
-    A second run for the same letter finds the first one in the order, says its seqno, and sends nothing. Run one at a
-    time. A message of a sender that was forgotten may have been ordered before, so that needs --anyway.
+    End its sender first: a member repeats its unordered messages. A second run for the same letter finds the first one
+    in the order, says its seqno, and sends nothing; nor does a run that finds the sender's repeat. Run one at a time.
+    If the sender was forgotten, or DATA of that time is purged, it needs --anyway: the order may have the message.
     """
     from connectors import Member
-    from connectors.diagnosis.dead_letters import find_resent, message_of
+    from connectors.diagnosis.dead_letters import check_unsent, message_of
     from connectors.kafka.log.acts import act_of_this_user, record_act
-    from ordering.sequencer.sequencer import FORGOTTEN
 
     connection = connection_to(bootstrap_servers, kafka_config, "dead-letters")
     address = Address.parse(member or RESENDER, site)
@@ -115,15 +115,7 @@ def resend(
     letter = _letter(connection, group, site, offset)
     payload, headers = message_of(letter, group, site, act.who)
     if not anyway:
-        if letter.reason == FORGOTTEN:
-            raise UsageError(
-                f"the order may have the message of dead letter {offset}, from before its sender was forgotten: look "
-                f"for its id (`abcast dead-letters show {offset} -g {group}`, `abcast query`). --anyway sends it."
-            )
-        sent = find_resent(connection, group, site, letter)
-        if sent is not None:
-            as_what = f"as seqno {sent}" if sent else "and waits for a sequencer"
-            raise AbcastError(f"dead letter {offset} was sent again before, {as_what}. --anyway sends it once more.")
+        check_unsent(connection, group, site, letter)
     with Member(group, str(address), connection=connection) as client:
         receipt = client.broadcast(payload, headers, timeout)
         record_act(connection, group, site, act)
