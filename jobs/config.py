@@ -28,7 +28,7 @@ _OF_ALL = {
 }
 """The options that many commands share, besides Kafka's, with their defaults; "" for none."""
 _PREFIX = "ABCAST_"
-_SECRET = ("PASSWORD", "SECRET", "TOKEN")
+_SECRET = ("PASSWORD", "SECRET", "TOKEN", "HEADER")
 
 
 class ConfiguredValue(NamedTuple):
@@ -114,9 +114,11 @@ def _others(file: ConfigurationFile) -> Iterator[ConfiguredValue]:
     for values, source in file.layers:
         for key, value in values.items():
             if isinstance(value, dict) and key not in OF_ALL:
-                rows |= {name: ConfiguredValue(name, str(each), source) for name, each in _flattened(value, key)}
+                rows |= {
+                    name: ConfiguredValue(name, _masked(name, each), source) for name, each in _flattened(value, key)
+                }
             elif key not in (*_OF_ALL, *OF_ALL, "bootstrap_servers", "kafka_config"):
-                rows[key] = ConfiguredValue(key, str(value), source)
+                rows[key] = ConfiguredValue(key, _masked(key, value), source)
     yield from rows.values()
     elsewhere = {
         FILE_VARIABLE,
@@ -127,9 +129,13 @@ def _others(file: ConfigurationFile) -> Iterator[ConfiguredValue]:
     }
     for variable in sorted(os.environ):
         if variable.startswith(_PREFIX) and not variable.startswith((PREFIX, OF_STORAGE)) and variable not in elsewhere:
-            is_secret = any(word in variable for word in _SECRET)
             name = variable.removeprefix(_PREFIX).lower()
-            yield ConfiguredValue(name, MASK if is_secret else os.environ[variable], variable)
+            yield ConfiguredValue(name, _masked(name, os.environ[variable]), variable)
+
+
+def _masked(name: str, value: object) -> str:
+    """Return the value as a text; the mask if its name is that of a secret, or of headers, which may have a token."""
+    return MASK if any(word in name.upper() for word in _SECRET) else str(value)
 
 
 def _flattened(table: Mapping[str, Any], name: str) -> Iterator[tuple[str, Any]]:

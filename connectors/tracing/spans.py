@@ -199,7 +199,7 @@ def context_in(headers: Iterable[tuple[str, bytes]]) -> SpanContext | None:
     carrier: dict[str, bytes] = {}
     for name, value in headers:
         if name in (TRACEPARENT, TRACESTATE):
-            carrier.setdefault(name, value)
+            carrier.setdefault(name, value or b"")  # null in another client's record
     return _parsed(carrier[TRACEPARENT], carrier.get(TRACESTATE, b"")) if TRACEPARENT in carrier else None
 
 

@@ -171,9 +171,13 @@ def use_context(context: typer.Context, name: str | None) -> None:
     assert isinstance(context.command, TyperGroup)
     context.default_map = load_config(context.command)
     file = ConfigurationFile()
-    for key in file.contexts.get(file.context, ()):
-        if os.environ.get(variable := f"ABCAST_{key.upper()}"):
-            typer.echo(f"abcast: {variable} goes before {key} of the context {file.context}", err=True)
+    for key, value in file.contexts.get(file.context, {}).items():
+        is_login = key in OF_ALL and isinstance(value, dict)
+        for name in [f"{key}.{below}" for below in value] if is_login else [key]:
+            # The servers have one variable, at the top of a context and in its table.
+            variable = f"ABCAST_{name.replace('kafka.bootstrap_', 'bootstrap_').replace('.', '_').upper()}"
+            if os.environ.get(variable):
+                typer.echo(f"abcast: {variable} goes before {name} of the context {file.context}", err=True)
 
 
 def _defaults_of(

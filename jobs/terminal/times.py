@@ -30,7 +30,7 @@ def time_ms(text: str, name: str) -> int:
     """
     ago_s = _seconds(text)
     if ago_s is not None:
-        return round((time.time() - ago_s) * 1000)
+        return max(0, round((time.time() - ago_s) * 1000))
     try:
         at = datetime.fromisoformat(re.sub(r"[zZ]$", "+00:00", text))
         return max(0, round((at if at.tzinfo else at.replace(tzinfo=timezone.utc)).timestamp() * 1000))

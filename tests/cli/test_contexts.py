@@ -98,7 +98,40 @@ def test_a_variable_that_goes_before_the_context_is_told(here: Path) -> None:
     """The user may have forgotten the variable."""
     done = abcast_here("config", "show", "--context", "prod", cwd=here, variables={"ABCAST_BOOTSTRAP_SERVERS": "dev:1"})
     told = "abcast: ABCAST_BOOTSTRAP_SERVERS goes before bootstrap_servers of the context prod\n"
-    assert (done.returncode, done.stderr) == (0, told)
+    assert (done.returncode, done.stderr.startswith(told)) == (0, True)
+    assert "goes to dev:1 (ABCAST_BOOTSTRAP_SERVERS), not to the context's servers, prod:1\n" in done.stderr
+
+
+def test_so_is_one_that_goes_before_its_login(here: Path) -> None:
+    """Each variable is told that hides a key; the rest of the context's login is used with it."""
+    variables = {"ABCAST_KAFKA_PROTOCOL": "PLAINTEXT", "ABCAST_KAFKA_USERNAME": "eve"}
+    done = abcast_here("config", "show", "--context", "prod", cwd=here, variables=variables)
+    assert done.stderr == "abcast: ABCAST_KAFKA_PROTOCOL goes before kafka.protocol of the context prod\n"
+
+
+def test_a_login_that_goes_to_other_servers_is_told(here: Path) -> None:
+    line = ("config", "show", "--context", "prod", "--bootstrap-servers")
+    told = "the login of the context prod goes to other:1 (argument), not to the context's servers, prod:1\n"
+    assert told in abcast_here(*line, "other:1", cwd=here).stderr
+    assert abcast_here(*line, "prod:1", cwd=here).stderr == ""
+    assert abcast_here("config", "show", "--bootstrap-servers", "other:1", cwd=here).stderr == ""
+
+
+def test_a_secret_of_a_context_that_is_not_chosen(here: Path) -> None:
+    """Other users can read the file, although the chosen context hides these logins."""
+    for secret in ("[contexts.prod.kafka]\npassword = 'x'", "[kafka]\npassword = 'x'"):
+        file = here / f"{len(secret)}.toml"
+        file.write_text(f"{secret}\n[contexts.test]\nbootstrap_servers = 'test:1'\n")
+        file.chmod(0o644)
+        variables = {"ABCAST_CONFIG": file.name, "ABCAST_CONTEXT": "test"}
+        assert f"chmod 600 {file.name}" in abcast_here("config", "show", cwd=here, variables=variables).stderr
+
+
+def test_headers_are_not_shown(here: Path) -> None:
+    """A header may have a token."""
+    (here / "abcast.toml").write_text('[send]\nheader = ["authorization=Bearer secret"]\n')
+    values = shown(here, ABCAST_PUBLISH_HEADER="authorization=Bearer secret")
+    assert [values[name][0] for name in ("send.header", "publish_header")] == ["**********"] * 2
 
 
 def test_a_member_takes_it_too(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +156,8 @@ def test_a_member_takes_it_too(here: Path, monkeypatch: pytest.MonkeyPatch) -> N
         ("[contexts.a]\nsit = 'x'", ["status"], "has unknown keys: contexts.a.sit (site?)."),
         ("[contexts.a.publish]\ncount = 1", ["status"], "has unknown keys: contexts.a.publish.count."),
         ("[contexts.a.kafka]\nuser = 'x'", ["status", "--context", "a"], "has unknown keys: kafka.user"),
-        ("context = 7", ["status"], "no context 7"),
+        ("context = 7", ["status"], "context in the configuration file abcast.toml is the name of a context, not 7."),
+        ("context = ['x']", ["status", "--context", "x"], "is the name of a context, not ['x']."),
     ],
 )
 def test_a_mistake(tmp_path: Path, text: str | None, line: list[str], said: str) -> None:

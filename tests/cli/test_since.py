@@ -104,6 +104,12 @@ def test_an_empty_ledger_has_no_time(kafka: MemoryConnection, tmp_path: Path) ->
         seqno_since(kafka, "g", SITE, at_ms, tmp_path / "none")
 
 
+@pytest.mark.parametrize("text", ["99999d", "0001-01-01"])
+def test_before_the_epoch(text: str) -> None:
+    """Kafka takes negative times for something else."""
+    assert time_ms(text, "--since") == 0
+
+
 @pytest.mark.parametrize("text", ["", "10", "m", "0s", "yesterday", "10 m", "2026-13-01", "9999999d"])
 def test_no_time(text: str) -> None:
     with pytest.raises(UsageError, match="--since is"):

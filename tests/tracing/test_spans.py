@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from itertools import islice
+from typing import Any
 
 import pytest
 from kafka.structs import TopicPartition
@@ -250,6 +251,21 @@ def test_a_lost_write(
     assert (span.status.status_code, attributes(span)["error.type"]) == (StatusCode.ERROR, "WriteFailed")
     with SequencerThread(connection, group):
         assert receipt.result(WAIT) == 1
+
+
+@pytest.mark.parametrize("name", ["traceparent", "tracestate"])
+def test_a_null_header(
+    connection: MemoryConnection, group: str, alice: Member, provider: TracerProvider, spans: Spans, name: str
+) -> None:
+    """A record of another client takes nothing from the others of its batch."""
+    forward = TopicPartition(f"abcast.{group}.forward.nyc", 0)
+    headers: list[Any] = [("traceparent", None)] if name == "traceparent" else [GIVEN, ("tracestate", None)]
+    connection.topics.append(forward, b"nyc/x", b"", headers)
+    receipt = alice.broadcast(b"m")
+    with SequencerThread(connection, group):
+        receipt.result(WAIT)
+    (ordered,) = spans("order")
+    assert own(spans("broadcast")[0]) in links(ordered)
 
 
 # --- where there is no room, or no trace ---

@@ -8,6 +8,7 @@ of it. The commands and `Member` read the same. A site's own table in the sites'
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,7 +24,10 @@ TABLE = "kafka"
 PREFIX = "ABCAST_KAFKA_"
 FILE_VARIABLE = "ABCAST_KAFKA_CONFIG"
 SERVERS_VARIABLE = "ABCAST_BOOTSTRAP_SERVERS"
+DEFAULT = "default"
+"""The source of a setting that nobody gives."""
 _SERVERS = "bootstrap_servers"
+_logger = logging.getLogger(__name__)
 
 
 class ClientConfiguration:
@@ -35,7 +39,7 @@ class ClientConfiguration:
         Raises UsageError for a file that can't be read, an unknown setting, or a value that is no text.
         """
         file = ConfigurationFile()
-        self.settings: dict[str, Setting] = {_SERVERS: Setting(DEFAULT_BOOTSTRAP_SERVERS, "default")}
+        self.settings: dict[str, Setting] = {_SERVERS: Setting(DEFAULT_BOOTSTRAP_SERVERS, DEFAULT)}
         self._take(_table(file), f"{file.source(TABLE)} [{TABLE}]")
         if _SERVERS in file.values:
             self.settings[_SERVERS] = self.settings[_SERVERS]._replace(source=file.source(_SERVERS))
@@ -45,9 +49,22 @@ class ClientConfiguration:
             if found.keys() & set(SECRETS):
                 warn_if_readable_by_all(properties)
             self._take(found, str(properties))
+        of_files = self.settings[_SERVERS]
         self._take_environment()
         if bootstrap_servers is not None:
             self.settings[_SERVERS] = Setting(bootstrap_servers, "argument")
+        self._warn_of_other_servers(file, of_files)
+
+    def _warn_of_other_servers(self, file: ConfigurationFile, of_files: Setting) -> None:
+        """Warn if the login of a context goes to other servers than the files have, `of_files`."""
+        servers, context = self.settings[_SERVERS], file.layers[-1]
+        of_context = {f"{context.source} [{TABLE}]", context.values.get("kafka_config")}
+        has_login = any(each.source in of_context for name, each in self.settings.items() if name != _SERVERS)
+        if file.context and has_login and of_files.source != DEFAULT and servers.value != of_files.value:
+            _logger.warning(
+                "the login of the context %s goes to %s (%s), not to the context's servers, %s",
+                *(file.context, servers.value, servers.source, of_files.value),
+            )
 
     def _take(self, values: Mapping[str, str], source: str) -> None:
         for name, value in values.items():
@@ -102,6 +119,7 @@ def _table(file: ConfigurationFile) -> dict[str, str]:
             shown = "that" if key in SECRETS else repr(value)
             raise UsageError(f"{key} in the configuration file {file.path} is a text, not {shown}.")
         values[key] = str(relative_to(file.path.absolute().parent, key, value))
-    if table.keys() & set(SECRETS):
+    tables = [each.get(TABLE) for each in file.everything]
+    if any(isinstance(each, Mapping) and each.keys() & set(SECRETS) for each in tables):
         warn_if_readable_by_all(file.path)
     return values

@@ -4,8 +4,9 @@ The commands and `Member` read the same file. A key at the top of the file holds
 commands. A table `[contexts.NAME]` has the form of the whole file, and goes before the rest of it while NAME is chosen:
 by ABCAST_CONTEXT (`abcast --context`), else by `context` at the top.
 
-Invariant. The keys `KAFKA` of a file come from one place: a context with any of them hides all others. So no login goes
-to a server that it was not written for.
+Invariant. The keys `KAFKA` of a file come from one place: a context with any of them hides all others. So the servers
+and the login have one source in the file. An argument or a variable may name other servers; that is told
+(`connectors.kafka.connection.client_configuration`).
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ class ConfigurationFile:
     """The configuration file; without one, no values. `path` is where it was looked for.
 
     `contexts`: all of the file, by name. `context`: the chosen one, or "". `layers`: the file without its contexts, and
-    the chosen context. `values`: both as one.
+    the chosen context. `values`: both as one. `everything`: the file without its contexts, and each context, also what
+    the chosen one hides.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -55,13 +57,18 @@ class ConfigurationFile:
         self.path = Path(named or CONFIG_FILE)
         read = read_toml(self.path, "the configuration file") if named or self.path.exists() else {}
         self.contexts: Mapping[str, Any] = read.pop("contexts", {})
-        self.context = os.environ.get(CONTEXT_VARIABLE) or read.pop("context", "")
-        read.pop("context", None)
+        named_context = read.pop("context", "")
+        if not isinstance(named_context, str):
+            raise UsageError(
+                f"context in the configuration file {self.path} is the name of a context, not {named_context!r}."
+            )
+        self.context = os.environ.get(CONTEXT_VARIABLE) or named_context
         if not isinstance(self.contexts, dict) or not all(isinstance(each, dict) for each in self.contexts.values()):
             raise UsageError(f"contexts in the configuration file {self.path} are tables, [contexts.NAME].")
         if self.context and self.context not in self.contexts:
             known = f"has {', '.join(self.contexts)}" if self.contexts else "has none"
             raise UsageError(f"there is no context {self.context!r}: the configuration file {self.path} {known}.")
+        self.everything: list[Mapping[str, Any]] = [read, *self.contexts.values()]
         self.layers = [Layer(read, str(self.path))]
         if self.context:
             chosen = self.contexts[self.context]
