@@ -11,7 +11,7 @@ import typer
 
 from connectors.kafka.login.configuration import configured
 from jobs.terminal.options import AsJson, BootstrapServers, Group, KafkaConfig, Member, connection_to
-from ordering.base.errors import UsageError
+from ordering.base.errors import NotOrderedInTime, UsageError
 from ordering.base.names import DEFAULT_SITE, Address
 
 
@@ -43,15 +43,22 @@ def flush(
     address = Address.parse(member, configured("site", DEFAULT_SITE))
     connection = connection_to(bootstrap_servers, kafka_config, str(address))
     code, began = 0, 0.0
-    with MemberClient(group, str(address), connection=connection) as client:
-        view = client.connect(timeout=timeout)
-        with client.flush(timeout):
-            began = time.monotonic()
-            if command:
-                # Standard output is the command's own; with --json it must not mix with ours.
-                code = _run(command, to_standard_error=as_json)
-        took_s = time.monotonic() - began
-        others = [name for name in (client.view or view).members if name != str(address)]
+    try:
+        with MemberClient(group, str(address), connection=connection) as client:
+            view = client.connect(timeout=timeout)
+            with client.flush(timeout):
+                began = time.monotonic()
+                if command:
+                    # Standard output is the command's own; with --json it must not mix with ours.
+                    code = _run(command, to_standard_error=as_json)
+            took_s = time.monotonic() - began
+            others = [name for name in (client.view or view).members if name != str(address)]
+    except NotOrderedInTime as error:
+        what = "the end of the quiet point" if began else "the join"
+        raise NotOrderedInTime(
+            f"{what} of {address} was not ordered within {timeout:g} s. See whether the sequencer runs (`abcast "
+            "status`), or give a longer --timeout."
+        ) from error
     row = {"group": group, "view_id": view.view_id, "members": others, "seconds": round(took_s, 3), "exit_code": code}
     if as_json:
         typer.echo(json.dumps(row))

@@ -16,7 +16,7 @@ from jobs.terminal.input import Header, Whole, opened, parsed_headers, payloads_
 from jobs.terminal.options import AsJson, BootstrapServers, Group, KafkaConfig, Member, connection_to
 from jobs.terminal.progress import Progress
 from jobs.terminal.rows import as_text, harmless, json_entry, json_line
-from ordering.base.errors import AbcastError, UsageError, counted
+from ordering.base.errors import AbcastError, NotWrittenInTime, UsageError, counted
 from ordering.base.names import DEFAULT_SITE, Address
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ def send(
     `echo hello | abcast send bob --group orders --member alice`. A letter needs no sequencer, and has no seqno: only
     its receiver gets it, from `abcast inbox` or `Member.inbox()`, now or when it runs again. One sender's letters
     arrive in order, each once. The command ends when all of them are written. If it ends early, it says how many were.
+    At a line that can't be sent it ends after the lines before it.
     """
     from connectors import Member as MemberClient
 
@@ -55,10 +56,19 @@ def send(
             waiting.popleft()
         return sent - len(waiting)
 
+    def so_far() -> str:
+        done = written()
+        return f"{'' if done == sent else f'{done} of '}{counted(sent, 'letter')} written"
+
     try:
         with opened(file) as lines, MemberClient(group, str(address), connection=connection) as client:
-            for payload in payloads_of(lines, is_whole=whole):
-                waiting.append(client.send(to, payload, headers, timeout))
+            refused: UsageError | None = None
+            for number, payload in enumerate(payloads_of(lines, is_whole=whole), 1):
+                try:
+                    waiting.append(client.send(to, payload, headers, timeout))
+                except UsageError as error:
+                    refused = error if whole else UsageError(f"line {number}: {error}")
+                    break
                 sent += 1
                 written()
             with Progress("waiting until all are written", sent, ask=written):
@@ -66,9 +76,16 @@ def send(
                 while waiting:
                     waiting[0].result(max(0.0, deadline - time.monotonic()))
                     written()
+            if refused is not None:
+                raise refused
+    except NotWrittenInTime as error:
+        raise NotWrittenInTime(
+            f"{so_far()} within {timeout:g} s. See whether Kafka runs "
+            "(`abcast doctor`). The rest may still be written, so ask the receiver before you repeat it."
+        ) from error
     except (AbcastError, KeyboardInterrupt) as error:
         if sent:
-            typer.echo(f"abcast: {written()} of {counted(sent, 'letter')} written", err=True)
+            typer.echo(f"abcast: {so_far()}", err=True)
         if isinstance(error, KeyboardInterrupt):
             raise typer.Exit(interruption.EXIT_INTERRUPTED) from None
         raise

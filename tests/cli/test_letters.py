@@ -11,6 +11,8 @@ from subprocess import CompletedProcess
 import pytest
 
 from connectors.testing import MemoryGroup
+from connectors.testing.memory_topics import WRITES
+from ordering.base.records import MAX_PAYLOAD_BYTES
 from tests.cli.here import abcast_here
 from tests.waiting import WAIT
 
@@ -58,21 +60,49 @@ def test_letters_reach_one_member(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("group")
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "code", "said"),
     [
-        (["send", "a/b/c"], "write SITE/NAME"),
-        (["send", "elsewhere/bob"], "abcast.g.inbox.elsewhere"),
-        (["send", "bob", "--header", "x"], "--header 'x': write KEY=VALUE."),
-        (["send", "bob", "no.file"], "no.file can't be read: No such file"),
-        (["inbox", "--until-end", "--timeout", "1"], "--until-end is --timeout 0: give one of them."),
-        (["flush", "--timeout", "20", "--", "./no-such-command"], "./no-such-command can't be run: No such file"),
+        (["send", "a/b/c"], 2, "write SITE/NAME"),
+        (["send", "elsewhere/bob"], 1, "abcast.g.inbox.elsewhere"),
+        (["send", "bob", "--header", "x"], 2, "--header 'x': write KEY=VALUE."),
+        (["send", "bob", "no.file"], 2, "no.file can't be read: No such file"),
+        (["inbox", "--until-end", "--timeout", "1"], 2, "--until-end is --timeout 0: give one of them."),
+        (["flush", "--timeout", "20", "--", "./no-such-command"], 2, "./no-such-command can't be run: No such file"),
     ],
 )
-def test_a_mistake(line: list[str], said: str, tmp_path: Path) -> None:
+def test_a_mistake(line: list[str], code: int, said: str, tmp_path: Path) -> None:
     done = abcast_here(line[0], "-g", "g", "-m", "alice", *line[1:], cwd=tmp_path, text=b"x\n")
-    assert done.returncode in (1, 2)
+    assert done.returncode == code
     assert said in done.stderr
     assert (done.stdout, done.stderr.count("\n")) == ("", 1)
+
+
+@pytest.mark.usefixtures("group")
+def test_a_line_that_cant_be_sent(tmp_path: Path) -> None:
+    """The lines before it are written, and it is named."""
+    done = send(tmp_path, "bob", b"1\n" + b"x" * (MAX_PAYLOAD_BYTES + 1) + b"\n3\n")
+    assert (done.returncode, done.stdout) == (2, "")
+    counted, reason = done.stderr.splitlines()
+    assert counted == "abcast: 1 letter written"
+    assert reason.startswith("abcast: line 2: the payload has 1000001 bytes")
+    assert inbox(tmp_path, "--until-end") == ["local/alice\t1"]
+
+
+def test_letters_that_kafka_does_not_take(group: MemoryGroup, tmp_path: Path) -> None:
+    """The process ends, so nobody goes on sending."""
+    group.connection.topics.take_away("abcast.g.inbox.local", WRITES)
+    done = send(tmp_path, "bob", b"1\n2\n", "--timeout", "0.2")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("abcast: 0 of 2 letters written within 0.2 s. See whether Kafka runs")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_flush_without_a_sequencer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with MemoryGroup("g") as group:
+        monkeypatch.setattr("jobs.member.flush.connection_to", lambda *_: group.connection)
+    done = abcast_here("flush", "-g", "g", "-m", "alice", "--timeout", "0.1", cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert done.stderr.startswith("abcast: the join of local/alice was not ordered within 0.1 s. See whether")
 
 
 def test_all_members_are_quiet_while_a_command_runs(group: MemoryGroup, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from connectors import Member
 from connectors.diagnosis.status import read_status
 from connectors.kafka.codec.codec import forward_headers
 from connectors.kafka.codec.dead_letter_codec import dead_letter_headers
+from connectors.kafka.topics.senders import forget_senders, known_senders
 from connectors.kafka.topics.settings import change_settings
 from connectors.testing import MemoryGroup, SequencerThread
 from connectors.testing.memory_kafka import MemoryConnection
@@ -174,6 +175,18 @@ def test_a_repeat_that_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     kafka.topics.append(FORWARD, b"local/x", b"pay", headers)
     done = resend(tmp_path, offset)
     assert (done.returncode, "waits for a sequencer, since its sender has repeated it" in done.stderr) == (1, True)
+
+
+def test_a_stranger_that_was_forgotten_before(group: MemoryGroup, tmp_path: Path) -> None:
+    """The group was closed then. That is the reason of the dead letter, but its message may be an ordered one."""
+    kafka = group.connection
+    kafka.topics.append(FORWARD, b"local/x", b"1", list(forward_headers(5, 1)))
+    group.member("reader").broadcast(b"later").result(WAIT)
+    rows = [each.row for each in known_senders(kafka, "g", "local") if each.row.sender == "local/x"]
+    assert forget_senders(kafka, "g", "local", rows).forgotten == ["local/x"]
+    offset, _ = of_a_stranger(group, 2)
+    done = resend(tmp_path, offset)
+    assert (done.returncode, "from before its sender was forgotten" in done.stderr) == (2, True)
 
 
 def test_a_message_of_a_stranger_has_not_been_ordered(group: MemoryGroup, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ Whatever happens, all are killed at the end. Each writes what it prints to a fil
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
 import random
@@ -13,7 +14,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -24,17 +25,36 @@ CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["jobs.isis", "connectors.isis.process", "connectors.isis.hostfile"])
 
 
+_reserved: list[socket.socket] = []
+
+
 def free_ports(count: int) -> list[int]:
-    """Return different ports of UDP that are free now, and that no system will choose by itself."""
+    """Return different ports of UDP that are free now, and that no system will choose by itself.
+
+    No other run of the tests gets them until this one ends: it holds the ports of TCP with these numbers.
+    """
     found: list[int] = []
     for port in random.SystemRandom().sample(CHOSEN_PORTS, 1000):
         if len(found) == count:
             break
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            found.append(port)
+        mark = socket.socket()
+        try:
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+                mark.bind(("127.0.0.1", port))
+                probe.bind(("127.0.0.1", port))
+        except OSError:
+            mark.close()
+            continue
+        _reserved.append(mark)
+        found.append(port)
     assert len(found) == count
     return found
+
+
+@atexit.register
+def _give_back() -> None:
+    for mark in _reserved:
+        mark.close()
 
 
 def run(directory: Path, place: int, start: int, count: int, options: dict[str, Any]) -> None:
