@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.topics.topics import create_topics
 from connectors.local.broker import EmbeddedBroker
+from ordering.base.errors import UsageError
 from tests.cli.here import abcast_here
 from tests.cli.process import ABCAST, Background, background
 from tests.diagnosis.test_page import BROWSER, rows_in, seen
@@ -153,3 +154,16 @@ def test_payloads_without_a_port(tmp_path: Path) -> None:
         2,
         "abcast: --listen-payloads is for the page of --listen: add --listen HOST:PORT.\n",
     )
+
+
+def test_a_ledger_knows_its_neighbours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its port can tell a relay without a first heartbeat."""
+    places = "".join(f'[sites.{site}]\nbootstrap_servers = "{site}:1"\n' for site in "ab")
+    (tmp_path / "sites.toml").write_text(f'mode = "mesh"\n{places}')
+
+    def told(*arguments: Any, **_: object) -> None:
+        raise UsageError(f"neighbours: {arguments[4].heard_at('a')}")
+
+    monkeypatch.setattr("jobs.ledger.listening", told)
+    done = abcast_here("ledger", "--listen", ":0", "--sites", "sites.toml", "--site", "a", cwd=tmp_path, variables={})
+    assert done.stderr == "abcast: neighbours: ['b']\n"

@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from kafka.errors import UnsupportedVersionError
 from kafka.structs import TopicPartition
 
 from connectors import Member
 from connectors.diagnosis import order_feed
 from connectors.diagnosis.order_feed import NotFollowed, OrderFeed, OrderFeeds
 from connectors.kafka.codec.dead_letter_codec import dead_letter_headers
+from connectors.testing.memory_clients import MemoryConsumer
 from connectors.testing.memory_group import MemoryGroup
 from connectors.testing.memory_topics import READS
 from connectors.testing.sequencer_thread import SequencerThread
@@ -166,10 +168,18 @@ def test_a_reader_survives_any_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with MemoryGroup("g", SITE) as group:
         last = send(group, b"x")
     feeds, data = feeds_of(group), str(Topic("g", "data", SITE))
+
+    def refuse(*_: object) -> None:
+        raise UnsupportedVersionError
+
     assert ask(feeds)["last"] == last
     group.connection.topics.forbidden.add(data)
     eventually(lambda: f"may not READ {data}" in ask(feeds, last)["error"], WAIT, "the sentence")
     group.connection.topics.forbidden.clear()
+    eventually(lambda: ask(feeds)["error"] == "", WAIT, "the order")
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryConsumer, "rest", refuse)
+        eventually(lambda: ask(feeds, last)["error"].startswith("UnsupportedVersionError"), WAIT, "the error")
     eventually(lambda: ask(feeds)["error"] == "", WAIT, "the order")
     feeds.close(WAIT)
 
