@@ -96,10 +96,10 @@ class IncarnationNumbers:
     def _time_ms(self) -> int:
         """Return the time of this machine, in ms.
 
-        If it is more than a day from the broker's, return the earlier one; the broker's if this machine has no clock.
+        If it is a day or more from the broker's, return the earlier one; the broker's if this machine has no clock.
         """
         own_ms, broker_ms = time.time_ns() // 1_000_000, self.broker_ms
-        if not broker_ms or abs(own_ms - broker_ms) <= CLOCK_AHEAD_MS:
+        if not broker_ms or abs(own_ms - broker_ms) < CLOCK_AHEAD_MS:
             return own_ms
         days = (own_ms - broker_ms) / 86_400_000
         _logger.warning(

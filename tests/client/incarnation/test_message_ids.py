@@ -25,7 +25,7 @@ from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.sequencer_thread import SequencerThread
 from ordering.base.errors import AbcastError, NotOrderedInTime, Superseded, UsageError
 from ordering.base.names import Address
-from ordering.base.records import INCARNATIONS_A_MS, JOIN, LEAVE, MAX_NUMBER, MESSAGE, REFUSED
+from ordering.base.records import CLOCK_AHEAD_MS, INCARNATIONS_A_MS, JOIN, LEAVE, MAX_NUMBER, MESSAGE, REFUSED
 from ordering.membership.membership import MAX_LEFT
 from ordering.participant.forward_table import Pending, control_headers
 from tests.waiting import WAIT, eventually
@@ -195,6 +195,13 @@ class TestClones:
             assert min(claims) > remembered
             assert max(claims) < 10**17 + 200_006
             assert max(claims) <= MAX_NUMBER
+
+    def test_a_clock_a_day_ahead(self, kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
+        """No claim is beyond the highest number that the group takes; an outbox would give it up at the next start."""
+        monkeypatch.setattr(IncarnationNumbers, "broker_ms", 10**12)
+        monkeypatch.setattr(time, "time_ns", lambda: (10**12 + CLOCK_AHEAD_MS) * 10**6)
+        numbers = MemberMemory(kafka, "g", Address("nyc", "alice")).numbers
+        assert not any(numbers.is_of_a_wrong_clock(numbers.claim(0, set())) for _ in range(20))
 
     @pytest.mark.parametrize("days", [-20_000, -30, 30])
     def test_a_wrong_clock(self, kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch, days: int) -> None:
