@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 LEAP = 100_000
 """The seqnos that a restore passes over, unless told otherwise. A ledger is about a second behind; its table gets a row
-for each of them."""
+for each of them. A reader with the last of them may have read the mark, so it is not told."""
 MOST_LEAP = 999_999
 """The most that one record of DATA takes."""
 
@@ -42,7 +42,7 @@ def restore(
     sites: SitesFile = None,
     data: Data = DEFAULT_DATA,
     leap: Annotated[
-        int, typer.Option("--leap", min=1, max=MOST_LEAP, help="The seqnos to pass over: more than may be lost.")
+        int, typer.Option("--leap", min=2, max=MOST_LEAP, help="The seqnos to pass over: more than may be lost.")
     ] = LEAP,
     force: Annotated[
         bool, typer.Option("--force", help="Restore the ledger even if another site has a copy, or does not answer.")

@@ -18,16 +18,18 @@ DATA has all of this, as it was read back.
    in memory says that positions were lost (`connectors.kafka.topics.restored_note`). Only then the other topics are
    made, by which jobs and members find the group.
 2. The ledger's rows are written to DATA, behind a seal for each epoch; then the seal of the move's epoch, and the mark.
-3. DATA is read back. The mark must follow seqno L. A sequencer that has survived the old Kafka may have written in
-   between; behind the seal it is fenced, and before it the reading rule shows its records.
-4. A base in EPOCH has the state that the ledger tells, and a move makes the site the home. From there on, EPOCH is
+3. DATA is read back, and each record compared with its row. The mark must follow seqno L. A sequencer that has survived
+   the old Kafka may have written in between; behind the seal it is fenced, and before it a record differs.
+4. The mark's rows are appended to the ledger (`connectors.ledger.process.mark`). So a later restore from it gives
+   no seqno behind the mark again, though the ledger lacks the messages there.
+5. A base in EPOCH has the state that the ledger tells, and a move makes the site the home. From there on, EPOCH is
    claimed as every home's is.
 
 Crash. Before the last move no sequencer starts, and the restore can be run again. It goes on behind what DATA has,
 which the reading rule tells, and repeats what it can't tell. Readers drop repeats, as they drop a relay's. The mark's
-epoch is that of the first move, so a second run writes the same mark. Two runs at once write the same records, too; if
-they have ledgers of different length, the mark of one does not follow its L, and it is refused. Behind the last move a
-run finds the mark in DATA, and changes nothing.
+epoch is that of the first move. If DATA has the mark, a run with another leap keeps its seqnos. Two
+runs at once write the same records, too; if their ledgers or leaps differ, the mark of one does not follow its L, and
+it is refused. Behind the last move a run finds the mark in DATA, and changes nothing.
 
 Not restored: messages that were not ordered (their senders send them again: `connectors.client.incarnation`), letters,
 casts, dead letters, positions. DATA of casts is written without the header of casts: the casts are gone.
@@ -48,14 +50,15 @@ from connectors.kafka.connection.sending import Record, append
 from connectors.kafka.connection.sites import Sites
 from connectors.kafka.log.acts import Act, act_of_this_user
 from connectors.kafka.log.data_log import DataLog, consumer_of_logs
-from connectors.kafka.log.epoch_log import EpochLog
+from connectors.kafka.log.epoch_log import EpochLog, Epochs
+from connectors.kafka.log.stored_record import StoredRecord
 from connectors.kafka.topics.restored_note import encode_restored
 from connectors.kafka.topics.topics import create_topics, find_topics
 from connectors.kafka.transport import Consumer
 from connectors.ledger.history import count_rows, read_rows
+from connectors.ledger.process.mark import append_mark
 from connectors.ledger.row import decode_row
 from connectors.ledger.state import state_from_ledger
-from connectors.ledger.table_state import read_table_state
 from connectors.relay.bootstrap import TellRecords, data_of_ledger, write_in_order
 from connectors.relay.home_copy import post_base
 from connectors.relay.promotion import epochs_above, move_home
@@ -72,6 +75,8 @@ LOST_FORWARD = "restored"
 """The topic in the sources of restored records. The FORWARD topics that they came from are gone, and the new ones have
 other records at those offsets."""
 _FIRST: tuple[Role, ...] = ("epoch", "memory")
+_LOOKED_AT = 1_000
+"""The last records of DATA among which an earlier run's mark is searched for."""
 
 
 class RestorePlan(NamedTuple):
@@ -113,7 +118,8 @@ def _planned(connection: Connection, group: str, site: str, state: SequencerStat
             known = _epoch_log(connection, group, site, consumer).read()
         home = known.move.home if known.move is not None else ""
         if home == RESTORING and not known.claims:
-            return planned._replace(resumes=True)
+            mark = _mark_at_end(connection, group, site, known.above) if "data" in found else None
+            return planned._replace(resumes=True, lost=mark or lost)
         if not known.below and found <= set(_FIRST):
             return planned._replace(resumes=True)
         if home == site and "data" in found:
@@ -128,7 +134,10 @@ def _planned(connection: Connection, group: str, site: str, state: SequencerStat
 
 
 def check_sites(sites: Sites, group: str, site: str, last: int, *, forced: bool = False) -> None:
-    """Check that no other site of the file is a better source than a ledger that ends at `last`. Raises UsageError."""
+    """Check that no other site of the file is a better source than a ledger that ends at `last`. Raises UsageError.
+
+    `forced` overrules a copy that reaches as far, or a site that does not answer; but no site that is a home itself.
+    """
     if sites.mode == "isis":
         raise UsageError(
             f"{group} is ordered by sites that agree: if the log of one is lost, the others go on without it "
@@ -148,12 +157,20 @@ def check_sites(sites: Sites, group: str, site: str, last: int, *, forced: bool 
     for name in sorted(sites.connections.keys() - {site}):
         try:
             with DataLog(sites.connection(name), group, name) as copy:
-                reached = copy.state().seqno
+                reached, has_decided = copy.state().seqno, copy.epochs.read().has_decided()
             what = f"has a copy of {group} up to seqno {reached}, and the ledger ends at {last}"
         except TopicMissing:
             continue
         except AbcastError as error:
-            reached, what = last, f"may have a copy of {group}, and does not answer ({error})"
+            reached, has_decided = last, False
+            what = f"may have a copy of {group}, and does not answer ({error})"
+        if has_decided:
+            raise UsageError(
+                f'{name} is the home of {group}, or was: it has ordered messages itself. Write home = "{name}" into '
+                f"the sites' file, and let {site} join again (`abcast site add {site} --group {group}`). If its "
+                f"messages do not count, stop its jobs, run `abcast topics delete --group {group} --site {name}`, and "
+                "this again."
+            )
         if reached >= last and not forced:
             raise UsageError(
                 f'{name} {what}. A copy lacks less: write home = "{name}" into the sites\' file, and run `abcast site '
@@ -189,36 +206,34 @@ def restore(
     append(connection, str(Topic(group, "memory", site)), encode_restored(planned.last))
     create_topics(connection, group, [site], partitions, replication_factor)
     with DataLog(connection, group, site) as log:
-        found = _read_back(log, above)
-        if found.lost is None:
-            _check_same(log, found, ledger)
+        found = _read_back(log, above, ledger)
+        if found.mark is None:
             to_write(state.seqno - found.seqno)
             rows = read_rows(ledger, group, found.seqno + 1)
             history = data_of_ledger(group, site, rows, found.epoch)
             mark = Data(RESTORED, above, planned.lost.first, state.view, payload=planned.lost.to_json(), count=leap)
             write_in_order(connection, str(log.topic), _records(history, mark), written)
-            found = _read_back(log, above)
-        lost = found.lost
-        ends = read_table_state(ledger).last_seqno[group]
-        if lost is None or found.before != lost.first - 1 or ends not in (found.before, lost.last):
+            found = _read_back(log, above, ledger)
+        if found.mark is None or found.before != found.mark.data.seqno - 1:
             raise _disturbed(log)
-        mark = Data(RESTORED, above, lost.first, state.view, payload=lost.to_json(), count=lost.last - lost.first + 1)
+        mark = found.mark.data
+        if not append_mark(ledger, group, found.mark) or not _is_same(mark, _row_at(ledger, group, mark.seqno)):
+            raise _disturbed(log)
         formed = replace(state, format=NEW_GROUPS.number)
         post_base(connection, log.epochs.topic, absorb(formed, [seal(above, NEW_GROUPS.number), mark]))
         move_home(connection, log.epochs.topic, Move(site, max(above, log.epochs.read().above)), act)
-    return planned._replace(last=min(planned.last, lost.first - 1), lost=lost)
+    return planned._replace(last=min(planned.last, mark.seqno - 1), lost=Lost.from_json(mark.payload))
 
 
 class _Written(NamedTuple):
-    """The records that readers take from DATA: up to `seqno`, in `epoch`; `newest` is the last one.
+    """The records that readers take from DATA: up to `seqno`, in `epoch`.
 
-    `lost` is the mark of this restore, None if there is none yet, and `before` the last seqno in front of it.
+    `mark` is that of this restore, None if there is none yet, and `before` the last seqno in front of it.
     """
 
     epoch: int
     seqno: int
-    newest: Data | None = None
-    lost: Lost | None = None
+    mark: StoredRecord | None = None
     before: int = 0
 
 
@@ -269,11 +284,12 @@ def _begin(connection: Connection, group: str, site: str, state: SequencerState,
             move = Move(RESTORING, epochs_above(max(state.epoch, log.known.highest_epoch)))
             move_home(connection, log.topic, move, act)
         known = log.read()
+    if is_over := _other_restore(known, group):
+        raise is_over
     if known.claims or known.move is None or known.move.home != RESTORING:
         raise UsageError(
-            f"a sequencer has begun {group} anew meanwhile, or another restore has ended: stop the jobs. If `abcast "
-            f"status` shows that the group is empty, run `abcast topics delete --group {group} --site {site}`, and "
-            "this again."
+            f"a sequencer has begun {group} anew meanwhile: stop the jobs. If `abcast status` shows that the group is "
+            f"empty, run `abcast topics delete --group {group} --site {site}`, and this again."
         )
     return known.above
 
@@ -292,32 +308,61 @@ def _records(history: Iterator[Data], mark: Data) -> Iterator[Record]:
     yield encode_data(mark)
 
 
-def _read_back(log: DataLog, above: int) -> _Written:
-    """Return what readers take from DATA. The mark of this restore has the epoch `above`."""
-    reader, newest, lost, before = Reader(), None, None, 0
+def _read_back(log: DataLog, above: int, ledger: Location) -> _Written:
+    """Return what readers take from DATA. The mark of this restore has the epoch `above`.
+
+    Raises UsageError if a record differs from its row in the ledger.
+    """
+    reader, mark, before = Reader(), None, 0
+    rows = data_of_ledger(log.topic.group, log.topic.site, read_rows(ledger, log.topic.group, 1), 0)
+    expected = (data for data in rows if data.kind != EPOCH)
     for stored in log.records(log.beginning(), log.end()):
         data, last = stored.data, reader.last_seqno
-        if reader.judge(data) is Verdict.TAKE:
-            newest = data
-            if data.kind == RESTORED and data.epoch == above:
-                lost, before = Lost(data.seqno, reader.last_seqno), last
-    return _Written(reader.epoch, reader.last_seqno, newest, lost, before)
+        if reader.judge(data) is not Verdict.TAKE:
+            continue
+        row = next(expected, None)
+        if data.kind == RESTORED and data.epoch == above and row is None:
+            mark, before = stored, last
+        elif not _is_same(data, row):
+            raise _disturbed(log)
+        elif data.epoch == above:
+            mark, before = stored, last  # in the ledger, too: an earlier run has appended it
+    return _Written(reader.epoch, reader.last_seqno, mark, before)
 
 
-def _check_same(log: DataLog, found: _Written, ledger: Location) -> None:
-    """Raise UsageError if the newest record in DATA, from an earlier run, is not in the ledger."""
-    if found.newest is None:
-        return
-    rows = next(read_rows(ledger, log.topic.group, found.newest.seqno), [])
-    same = [decode_row(row) for row in rows[:1]]
-    if [(row.kind, row.epoch, *row.id) for row in same] != [(found.newest.kind, found.newest.epoch, *found.newest.id)]:
-        raise _disturbed(log)
+def _is_same(data: Data, row: Data | None) -> bool:
+    """Whether a record of DATA is the one that the ledger's row was made from."""
+    return row is not None and (data.kind, data.epoch, *data.id) == (row.kind, row.epoch, *row.id)
+
+
+def _row_at(ledger: Location, group: str, seqno: int) -> Data | None:
+    rows = next(read_rows(ledger, group, seqno), [])
+    return decode_row(rows[0]) if rows else None
+
+
+def _mark_at_end(connection: Connection, group: str, site: str, above: int) -> Lost | None:
+    """Return the seqnos of the mark of this restore, if DATA has it near its end."""
+    with DataLog(connection, group, site) as log:
+        end = log.end()
+        for stored in log.records(max(log.beginning(), end - _LOOKED_AT), end):
+            if (stored.data.kind, stored.data.epoch) == (RESTORED, above):
+                return Lost.from_json(stored.data.payload)
+    return None
 
 
 def _disturbed(log: DataLog) -> UsageError:
     topic = log.topic
+    if is_over := _other_restore(log.epochs.read(), topic.group):
+        return is_over
     return UsageError(
         f"{topic} has other records than the ledger, or the ledger has grown: a sequencer of the old Kafka still runs, "
         "or a ledger's job, or a restore from another ledger. Stop these, run `abcast topics delete --group "
         f"{topic.group} --site {topic.site}`, and this again."
     )
+
+
+def _other_restore(known: Epochs, group: str) -> UsageError | None:
+    """Return the error of a run that was overtaken: another one has ended."""
+    if not known.is_promoted():
+        return None
+    return UsageError(f"another restore of {group} has ended at the same time, and the group goes on: change nothing.")

@@ -34,6 +34,7 @@ LEDGER = pa.schema(
         ("forward_partition", pa.int32()),
         ("forward_offset", pa.int64()),
         ("forwarded_at", pa.timestamp("us", "UTC")),
+        ("sequenced_at", pa.timestamp("us", "UTC")),
         ("origin_seqno", pa.int64()),
     ]
 )

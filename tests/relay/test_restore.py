@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -18,13 +19,17 @@ from kafka.structs import TopicPartition
 from connectors import Member
 from connectors.diagnosis.report import check_group
 from connectors.kafka.codec.codec import decode_data, encode_data
+from connectors.kafka.codec.epochs import Move
 from connectors.kafka.connection.sites import Sites
+from connectors.kafka.log.acts import act_of_this_user
 from connectors.kafka.log.data_log import DataLog
 from connectors.ledger.last_row import LedgerEnd, start_after
+from connectors.ledger.process.rows import LEDGER_ARROW
 from connectors.ledger.table_state import read_table_state
 from connectors.relay import restore as restoring
 from connectors.relay.bootstrap import bootstrap, write_in_order
 from connectors.relay.home_copy import HomeCopy
+from connectors.relay.promotion import move_home
 from connectors.relay.restore import RestorePlan, check_sites, plan, restore
 from connectors.takeover.takeover import take_over
 from connectors.testing.memory_clients import MemoryAdmin, MemoryProducer
@@ -42,7 +47,7 @@ from ordering.base.names import Topic
 from ordering.base.reader import Lost, Reader, Verdict
 from ordering.base.records import MESSAGE, RESTORED, Data, Source
 from tests.ledger.ledger_of import decided, effective, write_ledger
-from tests.ledger.test_process_ledger import has_all, writing
+from tests.ledger.test_process_ledger import has_all, rows_of, writing
 
 SITE = "nyc"
 DATA = TopicPartition(str(Topic("g", "data", SITE)), 0)
@@ -119,7 +124,8 @@ def test_the_order_goes_on(lived: Lived) -> None:
 def test_cut_off_at_each_write(lived: Lived, monkeypatch: pytest.MonkeyPatch, is_written: bool) -> None:
     """A run is cut off before or behind each of its writes. Until the last one no sequencer starts."""
     kafka, left, whole = MemoryConnection(), [0], MemoryConnection()
-    restored(whole, lived)
+    shutil.copytree(lived.ledger, lived.data / "copy")
+    restore(whole, "g", SITE, lived.data / "copy", LEAP)
     send, create = MemoryProducer.send, MemoryAdmin.create_topics
 
     def cut_off(do: Callable[..., Any]) -> Callable[..., Any]:
@@ -251,6 +257,24 @@ def test_a_sequencer_that_has_survived(lived: Lived, monkeypatch: pytest.MonkeyP
         assert b"zombie" not in [each.payload for each in read(kafka)]
 
 
+def test_a_survivor_whose_epoch_is_in_the_ledger(lived: Lived, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its record takes the number of a row: it differs from the row, though all numbers are there."""
+    kafka, writes = MemoryConnection(), write_in_order
+
+    def disturbed(kafka: MemoryConnection, topic: str, records: Iterator[Any], written: Any) -> None:
+        rest = list(records)
+        epoch = decode_data(*rest[5]).epoch
+        zombie = Data(MESSAGE, epoch, decode_data(*rest[5]).seqno, 1, f"{SITE}/zombie", 1, 11, b"x", Source("f", 0, 0))
+        writes(kafka, topic, iter([*rest[:5], encode_data(zombie), *rest[5:]]), written)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(restoring, "write_in_order", disturbed)
+        with pytest.raises(UsageError, match="sequencer of the old Kafka still runs"):
+            restored(kafka, lived)
+    with pytest.raises(UsageError, match="is being restored"):
+        take_over(kafka, "g", SITE)
+
+
 def test_restored_twice(lived: Lived) -> None:
     """The ledger has the mark of the first restore, too: each mark stays where it was."""
     kafka = MemoryConnection()
@@ -267,6 +291,70 @@ def test_restored_twice(lived: Lived) -> None:
     assert state.seqno == second.lost.last
     payloads = [each.payload for each in taken(kafka) if each.kind == MESSAGE]
     assert payloads == [*(b"m%d" % number for number in range(10)), b"m0", b"m1", b"m2"]
+
+
+def test_restored_twice_from_a_ledger_that_was_down(lived: Lived) -> None:
+    """Its job never ran between the restores. Numbers behind the first mark are not given again, and are told."""
+    kafka = MemoryConnection()
+    first = restored(kafka, lived)
+    with SequencerThread(kafka, "g", SITE), Member("g", f"{SITE}/bob", connection=kafka) as bob:
+        seen = say(bob, 3)
+    rows = rows_of(lived.data)
+    kafka = MemoryConnection()
+    second = restored(kafka, lived)
+    assert second.lost == Lost(first.lost.last + 1, first.lost.last + LEAP)
+    assert rows_of(lived.data)[: len(rows)] == rows
+    with SequencerThread(kafka, "g", SITE), Member("g", f"{SITE}/eve", connection=kafka) as eve:
+        assert eve.broadcast(b"new").result(20) == second.lost.last + 1
+        with pytest.raises(HistoryRestored, match=f"seqnos {second.lost.first} to {seen}"):
+            next(eve.deliveries(from_seqno=seen + 1))
+        with writing(kafka, lived.data):
+            has_all(lived.data, second.lost.last + 1)
+    assert not check_group("g", kafka, names=[SITE], ledger=lived.ledger).anomalies
+
+
+def test_the_marks_rows_are_those_of_a_job(lived: Lived) -> None:
+    kafka, other = MemoryConnection(), lived.data / "other"
+    done = restored(kafka, lived)
+    rows = rows_of(lived.data)
+    other.mkdir()
+    with writing(kafka, other):
+        has_all(other, done.lost.last)
+    assert rows[done.last :] == rows_of(other)[done.last :]
+    assert len(rows) == done.lost.last
+
+
+def test_another_leap_comes_too_late(lived: Lived, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan of a later run has the mark that is there."""
+    kafka = MemoryConnection()
+    with monkeypatch.context() as broken:
+        broken.setattr(restoring, "append_mark", lambda *_: broken_off())
+        with pytest.raises(KafkaTimeoutError):
+            restored(kafka, lived)
+    planned = plan(kafka, "g", SITE, lived.ledger, 2 * LEAP)
+    assert planned.resumes
+    assert planned.lost == Lost(lived.last + 1, lived.last + LEAP)
+    assert restore(kafka, "g", SITE, lived.ledger, 2 * LEAP).lost == planned.lost
+
+
+def broken_off() -> None:
+    raise KafkaTimeoutError
+
+
+def test_the_other_restore_has_ended(lived: Lived, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that comes too late must not delete a group that goes on."""
+    kafka, shorter = MemoryConnection(), lived.data / "shorter"
+    rows = [row for row in rows_of(lived.data) if row["seqno"] < lived.last]
+    write_deltalake(str(shorter), pa.Table.from_pylist(rows, LEDGER_ARROW), partition_by=["group_name"])
+
+    def overtaken(*arguments: Any) -> None:
+        monkeypatch.undo()
+        restored(kafka, lived)
+        write_in_order(*arguments)
+
+    monkeypatch.setattr(restoring, "write_in_order", overtaken)
+    with pytest.raises(UsageError, match=r"another restore of g has ended.*change nothing"):
+        restore(kafka, "g", SITE, shorter, LEAP)
 
 
 def test_the_ledgers_job_has_seen_the_mark_of_an_interrupted_run(lived: Lived, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -381,6 +469,9 @@ class TestRefusals:
         with pytest.raises(UsageError, match=f"sfo has a copy of g up to seqno {lived.last}.*site promote sfo"):
             check_sites(hub, "g", SITE, lived.last)
         check_sites(hub, "g", SITE, lived.last, forced=True)
+        move_home(there, str(Topic("g", "epoch", "sfo")), Move("sfo", 10**9), act_of_this_user("promote", "sfo"))
+        with pytest.raises(UsageError, match=r'sfo is the home of g.*home = "sfo"'):
+            check_sites(hub, "g", SITE, lived.last + 1, forced=True)
         for mode, home, sentence in (
             ("hub", "sfo", "decided at sfo"),
             ("isis", None, "sites that agree"),
@@ -396,4 +487,4 @@ class TestRefusals:
         restored(kafka, lived)
         with pytest.raises(UsageError, match="sites that agree can't go on with it"):
             take_over_groups(Claimer(kafka, SITE, agreement="isis"), {"g": []})
-        assert read_table_state(lived.ledger).last_seqno["g"] == lived.last
+        assert read_table_state(lived.ledger).last_seqno["g"] == lived.last + LEAP

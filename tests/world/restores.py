@@ -43,7 +43,8 @@ GIVEN_AGAIN, DUPLICATE, UNTOLD, STUCK = "given again", "duplicate", "untold", "s
 LIVED = effective(decided(linked=False))
 """The lost history: each record was delivered somewhere."""
 SURVIVOR = 20
-"""The epoch of the sequencer that has survived. It had claimed it, and decided nothing that the ledger has."""
+"""The epoch of a sequencer that has survived, and decided nothing that the ledger has. Another one goes on in the
+epoch of the last row."""
 
 
 class RestoreWorld:
@@ -57,6 +58,7 @@ class RestoreWorld:
         self.left = 0
         """The number of writes until the run is cut off."""
         self.disturbs = self.dice.choice(("", "", "anywhere", "behind the rows"))
+        self.epoch = self.dice.choice((SURVIVOR, LIVED[self.last - 1].epoch))
 
     def run(self) -> set[str]:
         """Restore, go on, and return the anomalies."""
@@ -109,14 +111,14 @@ class RestoreWorld:
         log = self.kafka.topics.partitions.get(DATA, [])
         newest = decode_data(log[-1].key, log[-1].value, log[-1].headers).seqno if log else 0
         if newest == self.last if self.disturbs == "behind the rows" else self.dice.random() < 0.1:
-            self.survivor_writes(self.last)
+            self.survivor_writes(newest)
             self.disturbs = ""
 
     def survivor_writes(self, behind: int) -> None:
         """Let the sequencer of the lost Kafka write its next decision."""
         if DATA in self.kafka.topics.partitions:
             source = Source(FORWARD, 0, 10**6)
-            data = Data(MESSAGE, SURVIVOR, behind + 1, 1, f"{SITE}/zombie", 1, behind, b"zombie", source)
+            data = Data(MESSAGE, self.epoch, behind + 1, 1, f"{SITE}/zombie", 1, behind, b"zombie", source)
             self.kafka.topics.append(DATA, *encode_data(data))
 
     def go_on(self) -> None:

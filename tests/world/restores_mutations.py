@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from connectors.kafka.log.data_log import DataLog
 from connectors.relay import restore
 from ordering.membership.membership import ReceivedRow
 from ordering.sequencer.sequencer import absorb
@@ -22,10 +21,10 @@ def without_senders(*arguments: Any) -> Any:
     return replace(state, received=dict.fromkeys(state.received, ReceivedRow(0, 0)))
 
 
-def believed(log: DataLog, above: int) -> Any:
+def believed(*arguments: Any) -> Any:
     """Take the mark to be right behind the rows."""
-    found = _read_back(log, above)
-    return found if found.lost is None else found._replace(before=found.lost.first - 1)
+    found = _read_back(*arguments)
+    return found if found.mark is None else found._replace(before=found.mark.data.seqno - 1)
 
 
 def none(*_: object) -> None:
@@ -56,7 +55,7 @@ MUTATIONS = (
         "not-read-back",
         "A restore does not read back its records",
         (GIVEN_AGAIN, STUCK, UNTOLD),
-        ((f"{_RESTORE}._read_back", believed),),
+        ((f"{_RESTORE}._read_back", believed), (f"{_RESTORE}._is_same", lambda *_: True)),
     ),
     Mutation(
         "no-senders",
