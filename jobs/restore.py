@@ -21,7 +21,7 @@ from jobs.terminal.options import (
 )
 from jobs.terminal.progress import Progress
 from jobs.terminal.sites_option import SitesFile, kafka_of_site, optional_sites
-from ordering.base.errors import UsageError
+from ordering.base.errors import UsageError, counted
 from ordering.base.names import DEFAULT_SITE
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def restore(
         planned.append(found)
     for found in planned:
         if not as_json:
-            typer.echo(_plan_in_words(found, site))
+            typer.echo(_plan_in_words(found, site, partitions, replication_factor))
         if not (dry_run or found.is_done):
             what = f"restoring {found.group}"
             with Progress(what) as progress:
@@ -111,13 +111,14 @@ def _name_groups(ledger: Location) -> list[str]:
     raise UsageError(f"say with --group what to restore. {ledger} has {there}.")
 
 
-def _plan_in_words(found: RestorePlan, site: str) -> str:
+def _plan_in_words(found: RestorePlan, site: str, partitions: int, replication_factor: int) -> str:
     if found.is_done:
         return (
             f"{found.group} at {site} was restored up to seqno {found.last} before, and is not changed. New messages "
             f"began at seqno {found.lost.last + 1}"
         )
-    how = "an earlier run goes on" if found.resumes else "topics are made anew"
+    topics = f"{counted(partitions, 'forward partition')}, replication factor {replication_factor}"
+    how = "an earlier run goes on" if found.resumes else f"topics are made anew ({topics})"
     return (
         f"{found.group} at {site}: {how}; seqnos 1 to {found.last} come back, with {found.senders} senders and a view "
         f"of {found.members}; seqnos {found.lost.first} to {found.lost.last} are passed over, and what had them is lost"

@@ -6,7 +6,7 @@ sequencer that runs finds that its claim is gone, and takes over again, with a h
 
 from __future__ import annotations
 
-from connectors.kafka.codec.epochs import RESTORING
+from connectors.kafka.codec.epochs import IS_RESTORED
 from connectors.kafka.log.data_log import DataLog
 from ordering.base.errors import AbcastError, Fenced, UsageError
 
@@ -20,10 +20,8 @@ class ClaimLost(AbcastError):
 def check_is_home(data: DataLog) -> None:
     """Raise UsageError if another site was made the home of the group, or a restore is under way."""
     move, topic = data.epochs.read().move, data.topic
-    if move is not None and move.home == RESTORING:
-        raise UsageError(
-            f"group {topic.group} is being restored from its ledger. If `abcast restore` was interrupted, run it again."
-        )
+    if data.epochs.known.is_restored_now():
+        raise UsageError(f"group {topic.group} {IS_RESTORED}.")
     if move is not None and move.home != topic.site:
         raise UsageError(
             f"the home of group {topic.group} is {move.home} now, not {topic.site}: give this site the new sites' "

@@ -203,7 +203,7 @@ class TestWhoIsTold:
                 alice.flush(20)
             got = [each.payload for each in read(kafka) if each.payload.startswith(b"waits")]
             assert got == [b"waits 1", b"waits 2"]
-        assert "its messages 11 to 15 of incarnation" in caplog.text
+        assert "its records 11 to 15 of incarnation" in caplog.text
 
     def test_a_ledger_that_has_more(self, kafka: MemoryConnection, lived: Lived, tmp_path: Path) -> None:
         rows = [each for each in taken(kafka) if each.seqno <= lived.last and each.kind != RESTORED]

@@ -352,8 +352,8 @@ class Incarnations:
         if not state.lost or ordered.incarnation > outbox.incarnation or outbox.acknowledged <= kept:
             return False
         _logger.warning(
-            "%s: its messages %d to %d of incarnation %d were ordered, and are lost: the group was restored from a "
-            "ledger that lacks them. Broadcast again what is still needed",
+            "%s: its records %d to %d of incarnation %d (the last may be its leave) were ordered, and are lost: the "
+            "group was restored from a ledger that lacks them. Broadcast again what is still needed",
             self.address,
             kept + 1,
             outbox.acknowledged,

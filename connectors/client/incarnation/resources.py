@@ -20,9 +20,11 @@ from connectors.client.memory.member_memory import MemberMemory
 from connectors.client.tail.cast_hub import CastHub
 from connectors.client.tail.sharing import Shared, share
 from connectors.client.tail.subscription import Subscription
+from connectors.kafka.codec.epochs import IS_RESTORED
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.log.data_log import DataLog, Start
 from connectors.kafka.transport import Producer
+from ordering.base.errors import ProtocolViolation, Superseded, UsageError
 from ordering.base.names import Address
 from ordering.base.packs import unpacked
 from ordering.base.reader import Verdict
@@ -60,7 +62,7 @@ def open_resources(
     `unsent` is handed over by the last incarnation in this process, if there was one.
 
     Raises as `CastHub.acquire` and `Incarnations.begin`; BrokerUnreachable, KafkaRefused; Superseded also if DATA does
-    not tell any more which casts were delivered.
+    not tell any more which casts were delivered; UsageError during a restore.
     """
     shared = share(connection)
     to_close.callback(shared.release)
@@ -76,7 +78,11 @@ def open_resources(
         # The log's end is read before the first message is sent: none of ours can be missed behind it.
         start, state = subscription.end()
         history = functools.partial(_ordered_since, connection, group, incarnations.address, end=start.offset)
-        beginning = incarnations.begin(memory.numbers, state, unsent, history)
+        try:
+            beginning = incarnations.begin(memory.numbers, state, unsent, history)
+        except (ProtocolViolation, Superseded):
+            _check_is_whole(connection, group, incarnations.address.site)
+            raise
         earlier: EarlierProcess | None = None
         if hub is not None and beginning.is_continued:
             # The outbox does not know the last number of a cast in its incarnation.
@@ -90,6 +96,13 @@ def open_resources(
             connection, group, incarnations.address, incarnations.outbox, None if unsent is None else unsent.casts
         )
     return IncarnationResources(shared, producer, subscription, beginning, start, state, hub, earlier, casts)
+
+
+def _check_is_whole(connection: Connection, group: str, site: str) -> None:
+    """Raise UsageError during a restore: DATA lacks records then that the outbox has as ordered."""
+    with DataLog(connection, group, site) as log:
+        if log.epochs.read().is_restored_now():
+            raise UsageError(f"group {group} {IS_RESTORED}; then start the member.")
 
 
 def _ordered_since(connection: Connection, group: str, address: Address, seqno: int, end: int) -> Iterator[Data]:

@@ -142,14 +142,13 @@ class PositionNotes:
             with self._connection.reachable("READ", place.topic):
                 beginning, end = (ask([place])[place] for ask in (consumer.beginning_offsets, consumer.end_offsets))
             for record in read_range(self._connection, consumer, place, int(beginning), int(end)):
-                if record.key == NOTE_OF_ALL_NAMES and (last := restored_up_to(record.value)) is not None:
-                    self.restored = last
-                    found.add(DELIVERIES)
+                if record.key == NOTE_OF_ALL_NAMES:
+                    self.restored = restored_up_to(record.value)  # None: an operator has deleted the note
                 elif record.key in keys and record.value is not None:
                     found.add(keys[record.key])
                 elif record.key in keys:  # an operator has deleted the note
                     found.discard(keys[record.key])
-        return found
+        return found if self.restored is None else found | {DELIVERIES}
 
     def _key(self, what: str) -> bytes:
         return f"{self._address} {what}".encode("ascii")

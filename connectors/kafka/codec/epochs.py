@@ -110,6 +110,8 @@ class Move(NamedTuple):
 
 RESTORING = "(restoring)"
 """The home in the move with which a restore begins. No site has that name, so no sequencer starts."""
+IS_RESTORED = "is being restored from its ledger. If `abcast restore` was interrupted, run it again"
+"""The end of a sentence about a group with that home."""
 
 
 def _is_there(pid: int) -> bool:

@@ -190,7 +190,10 @@ class DataLog:
         if (lost := lost_at(state, seqno)) is not None:
             raise self._restored(lost, seqno)
         if seqno > state.seqno and not or_end:
-            raise ProtocolViolation(f"asked to read on after seqno {seqno}, but {self.topic} ends at {state.seqno}.")
+            why = f" {self.topic.group} was restored, and lost its messages there." if state.lost else ""
+            raise ProtocolViolation(
+                f"asked to read on after seqno {seqno}, but {self.topic} ends at {state.seqno}.{why}"
+            )
         if seqno >= state.seqno:
             return Start(end, Reader(state.epoch, state.seqno))
         epoch, offset = epoch_of(state.seals, seqno + 1), where(self, seqno + 1, state)

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 
 from kafka.structs import TopicPartition
 
-from connectors.kafka.codec.epochs import Claim, Move, Note, StrayClaim, decode
+from connectors.kafka.codec.epochs import RESTORING, Claim, Move, Note, StrayClaim, decode
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.connection.ranges import read_range
 from connectors.kafka.log.acts import KEPT, Act, read_act
@@ -110,6 +110,10 @@ class Epochs:
     def is_promoted(self) -> bool:
         """Whether the topic was a copy, and became the home."""
         return self.move is not None and self.move.home == self.site
+
+    def is_restored_now(self) -> bool:
+        """Whether a restore has begun, and has not ended."""
+        return self.move is not None and self.move.home == RESTORING
 
     def has_decided(self) -> bool:
         """Whether the log has, had or may soon have a sequencer of its own: it was claimed, or became the home once."""

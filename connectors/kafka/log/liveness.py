@@ -16,18 +16,20 @@ from typing import NamedTuple
 
 from kafka.errors import KafkaError
 
+from connectors.kafka.codec.epochs import IS_RESTORED
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.log.sign_of_life import SIGN_EVERY_S, SILENT_AFTER_S, Sign, read_signs
 from ordering.base.errors import AbcastError
 
-ALIVE, SILENT, NONE, ELSEWHERE = "alive", "silent", "none", "elsewhere"
+ALIVE, SILENT, NONE, ELSEWHERE, RESTORED = "alive", "silent", "none", "elsewhere", "restored"
 
 _LOOK_AGAIN_S = SIGN_EVERY_S + 1
 
 
 class Liveness(NamedTuple):
-    """The state of a group's sequencer: ALIVE, SILENT, NONE (there never was one) or ELSEWHERE (the topic is a copy).
+    """The state of a group's sequencer: ALIVE, SILENT, NONE (there never was one), ELSEWHERE (the topic is a copy), or
+    RESTORED (none starts before a restore has ended).
 
     `silent_s`: seconds since its last sign, or since its claim if that is later; 0 if it is alive. `since_ms`: the
     broker's time of the claim.
@@ -50,6 +52,8 @@ class Liveness(NamedTuple):
         """Describe the state, without a full stop."""
         if self.state == NONE:
             return "the group never had a sequencer: start `abcast run`; a running one finds the group within 10 s"
+        if self.state == RESTORED:
+            return f"the group {IS_RESTORED}"
         if self.state == ELSEWHERE:
             return "this site has a copy; the order is decided at the group's home"
         since = datetime.fromtimestamp(self.since_ms / 1000, timezone.utc)
@@ -67,7 +71,10 @@ def judge(data: DataLog, sign: Sign | None, gives_another: Callable[[Sign], bool
     A sign has the time of its host, and clocks differ. So a sequencer whose sign looks old by another host's clock is
     alive if it `gives_another`. Raises BrokerUnreachable.
     """
-    claim = data.epochs.read().newest_claim
+    known = data.epochs.read()
+    if known.is_restored_now():
+        return Liveness(RESTORED)
+    claim = known.newest_claim
     if claim is None or data.is_copy():
         return Liveness(ELSEWHERE if data.is_copy() else NONE)
     if sign is not None and sign.epoch != claim.epoch:
