@@ -66,6 +66,7 @@ class Jobs:
     def check(self) -> None: ...
 
 
+@pytest.mark.slow
 def test_the_play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The demo without its processes: the turns of the speakers, a takeover as shown, the picture and the verdict."""
     monkeypatch.setattr(demo, "SPEAKING_SECONDS", 2.0)

@@ -144,6 +144,7 @@ def test_a_job_in_json(broker: EmbeddedBroker, tmp_path: Path) -> None:
     assert all({"time", "level", "message", "site"} <= line.keys() for line in lines)
 
 
+@pytest.mark.slow
 def test_errors_in_json(tmp_path: Path) -> None:
     """The sentence that ends a command is a line, too; a bad format is told in text."""
     nowhere = {"ABCAST_BOOTSTRAP_SERVERS": "127.0.0.1:1", "ABCAST_LOG_FORMAT": "json"}

@@ -12,6 +12,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
+
 from tests.cli.process import ROOT
 
 CODE = """
@@ -48,12 +50,14 @@ def shown_of(code: str) -> str:
     return text.decode()
 
 
+@pytest.mark.slow
 def test_what_takes_a_while_is_shown_with_the_time_left() -> None:
     text = shown(pause=0.1)
     assert "counting" in text
     assert "0:0" in text
 
 
+@pytest.mark.slow
 def test_what_is_logged_meanwhile_has_lines_of_its_own() -> None:
     code = """
 import logging, time

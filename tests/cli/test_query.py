@@ -85,6 +85,7 @@ def test_a_variable_that_nothing_reads_is_named(data: Path) -> None:
     assert done.stderr == "abcast: nothing reads ABCAST_QUERY_FORMATS (ABCAST_QUERY_FORMAT?)\n"
 
 
+@pytest.mark.slow
 def test_what_is_not_loaded(data: Path) -> None:
     """Tables of this machine are read without Arrow for Python: it loads pandas, which takes as long as all the
     rest.
@@ -155,6 +156,7 @@ def test_names_by_which_no_table_is_found(data: Path, tmp_path: Path, name: str)
         assert "choose another name" in " ".join(done.stderr.split())
 
 
+@pytest.mark.slow
 def test_a_terminal(data: Path) -> None:
     """Columns that do not fit are shown one below the other, and control characters of a payload are escaped."""
     shown = on_a_terminal("SELECT *, chr(27) || '[2J' AS odd FROM ledger ORDER BY seqno LIMIT 1", data)

@@ -1008,6 +1008,7 @@ def test_heartbeats_alone_are_ordered_now_and_then_and_a_message_at_once(kafka: 
         assert [loop.failure for loop in loops] == [None] * 3
 
 
+@pytest.mark.slow
 def test_what_is_gone_of_another_log_is_missed_aloud(kafka: MemoryConnection) -> None:
     """A site that went on behind it would take no record of that log any more, and wait for ever."""
     go_on_without_lax(kafka)

@@ -437,6 +437,7 @@ def test_a_group_that_another_sequencer_takes_over(kafka: Kafka, engine: str, ca
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.slow
 def test_all_groups_are_taken_over(kafka: Kafka, engine: str) -> None:
     """Groups are taken over one by one: the job ends with the last."""
 

@@ -125,6 +125,7 @@ def test_a_takeover_that_is_killed_at_the_switch(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("is_copied", [True, False], ids=["copied", "not-copied"])
+@pytest.mark.slow
 def test_a_failover_after_a_switch(*, is_copied: bool) -> None:
     """The new home has the format of the old one, and so have the readers of its log."""
     kafkas = {"nyc": of_first_version(), "sfo": MemoryConnection()}

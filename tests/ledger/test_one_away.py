@@ -70,6 +70,7 @@ WRONG: dict[str, tuple[Any, type[AbcastError]]] = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.slow
 def test_the_ledger_goes_on_with_the_others(kafka: MemoryConnection, tmp_path: Path, wrong: str) -> None:
     job = LedgerJob(None, JobOptions(kafka, "nyc", tmp_path))  # type: ignore[arg-type]
     held = dict.fromkeys(GROUPS, 3)

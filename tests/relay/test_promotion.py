@@ -365,6 +365,7 @@ def broadcast(hub: Hub, site: str, name: str) -> int | None:
 
 
 @pytest.mark.parametrize(("at", "is_written"), CUTS)
+@pytest.mark.slow
 def test_a_failover_is_cut_off_and_done_again(
     hub: Hub, monkeypatch: pytest.MonkeyPatch, at: int, is_written: bool
 ) -> None:

@@ -49,6 +49,7 @@ from ordering.base.records import MESSAGE, RESTORED, Data, Source
 from tests.ledger.ledger_of import decided, effective, write_ledger
 from tests.ledger.test_process_ledger import has_all, rows_of, writing
 
+pytestmark = pytest.mark.slow
 SITE = "nyc"
 DATA = TopicPartition(str(Topic("g", "data", SITE)), 0)
 EPOCH = TopicPartition(str(Topic("g", "epoch", SITE)), 0)

@@ -321,6 +321,7 @@ def test_what_a_shard_has_left_out_is_tried_again(
 
 
 @pytest.mark.parametrize("passes", [False, True])
+@pytest.mark.slow
 def test_a_group_that_fails_behind_its_claim_is_claimed_seldom(
     kafka: MemoryConnection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, passes: bool
 ) -> None:

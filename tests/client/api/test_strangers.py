@@ -43,6 +43,7 @@ def phase_of(member: Member) -> ParticipantPhase:
 
 @pytest.mark.parametrize("with_outbox", [False, True])
 @pytest.mark.parametrize("asks", ["before", "after"])
+@pytest.mark.slow
 def test_one_whose_message_is_in_flight_when_the_group_closes_can_join(
     kafka: MemoryConnection, sequencer: SequencerThread, tmp_path: Path, asks: str, with_outbox: bool
 ) -> None:
