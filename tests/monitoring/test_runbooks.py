@@ -1,12 +1,13 @@
 """The runbooks, executed: a pipeline breaks as an alert says, the commands of the page are done, and all is well again.
 
 The commands are read from docs/runbooks.md. A test looks at the state itself, in the figures that the alert reads:
-`abcast status --json`, a job's port, a member's metrics. Where Prometheus is installed, all alerts but
-AbcastNotReady fire in that state, and no more after the commands.
+`abcast status --json`, a job's port, a member's metrics. Where Prometheus is installed, the alert
+fires in that state, and no more after the commands.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -213,7 +214,7 @@ def test_strange_records(made: Callable[..., Pipeline]) -> None:
     create_topics(here.connection, group, [SITE])
     job = here.start("run", says="listening at ")
     here.eventually("its reason", group, lambda status: status["other_history"])
-    # Its ledger has been starting for seconds only, so no alert fires.
+    # Its ledger has been starting for seconds only: test_a_ledger_hangs_as_it_starts fires the alert.
     eventually(lambda: answers(job, "/healthz") == 200 and answers(job) == 503, what="AbcastNotReady", pause=0.5)
     job.terminate()
     here.variables["ABCAST_DATA"] = "anew"
@@ -263,6 +264,28 @@ def test_a_relay_has_never_begun(broker: EmbeddedBroker, made: Callable[..., Pip
     here.watch()
     here.start("sequence")
     here.arises("AbcastRelaySilent", group, lambda status: status["relays"] == {"rb-sfo": None})
+
+
+@pytest.mark.broker
+@pytest.mark.skipif(PROMETHEUS is None, reason=WHY_NOT_FIRED)
+def test_a_ledger_hangs_as_it_starts(made: Callable[..., Pipeline]) -> None:
+    """AbcastNotReady: stop the process of the ledger before it works."""
+    here = made("starts", "a")
+    (group,) = here.groups
+    here.watch()
+    job = here.start("run", says="listening at ")
+
+    def children() -> list[int]:
+        threads = Path(f"/proc/{job.process.pid}/task").glob("*/children")
+        found = [child for each in threads for child in each.read_text().split()]
+        return [int(child) for child in found if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+    eventually(children, what="the process of the ledger")
+    for child in children():
+        os.kill(child, signal.SIGSTOP)
+    here.fires("AbcastNotReady", group)
+    job.end()
+    here.do("AbcastNotReady", group)
 
 
 @pytest.mark.soak  # a cluster of three nodes, and a minute without any
