@@ -29,7 +29,8 @@ class Survey(NamedTuple):
 
     `ends`, `horizon`: the results of `horizon`. `last`: the last record below `end`, unless only markers are near.
     `server`: the process that seems to serve the group; "" for none. `format`: the group's format from here on.
-    `changed`: partitions of FORWARD that are not the logs from which DATA was made.
+    `changed`: partitions of FORWARD that are not the logs from which DATA was made. `told`: the end of EPOCH that DATA
+    was compared with.
     """
 
     data: DataLog
@@ -41,6 +42,7 @@ class Survey(NamedTuple):
     format: int = FIRST.number
     last: StoredRecord | None = None
     changed: Collection[Partition] = ()
+    told: int = 0
 
 
 class Signed(NamedTuple):
@@ -72,6 +74,7 @@ def survey(
             f"promote {data.topic.site}` makes it the home again. Otherwise go on in a new group."
         )
     epochs = data.epochs.read()
+    told = epochs.below
     reach = [(claim.floor, "a claim says") for claim in epochs.claims]
     reach += [(note.offset, "a note says") for note in epochs.notes]
     reach += [(signed.end, "its sequencer's last sign of life says")]
@@ -95,7 +98,7 @@ def survey(
         )
     _check_agreement(data, agreement)
     _check_size(state)
-    return Survey(data, state, end, format=_format(data, state))
+    return Survey(data, state, end, format=_format(data, state), told=told)
 
 
 def _format(data: DataLog, state: SequencerState) -> int:

@@ -6,17 +6,18 @@ There is one way to start. It trusts no lock and no checkpoint, only DATA:
    the state. Faults of the group are found here, before anything is written: a start that can't go on must not fence
    another sequencer. So a sequencer that does not know the group's format (`ordering.base.formats`) stops here.
 2. Append the end of DATA (the *floor*) to the EPOCH topic: the claim. Its offset plus one is the new epoch, so no other
-   sequencer has it.
+   sequencer has it. If others wrote to EPOCH between survey and claim, survey again: their notes, the last sign of life
+   and the ledger may tell of records that DATA has lost since.
 3. Append the seal to DATA: an empty epoch record. From here on every reader ignores further records of lower epochs.
-4. Read DATA from the end of step 1 up to the seal, and bring the state up to date.
+4. Read DATA from the end of the last survey up to the seal, and bring the state up to date.
 5. Append the state as the epoch's opening snapshot, append a note of the seal's offset to EPOCH, and go on.
 
-Invariant: the state from which a sequencer goes on holds everything effective before its seal, and nothing effective
-of a lower epoch can follow. So numbers are never reassigned, even if another sequencer still runs. A crash after any
-step leaves an epoch number without a seal, a seal without decisions, or an opening snapshot that is true at its offset.
-The next start does the same again. If DATA loses its end between two steps, the next record is not behind the one
-before, or the last record of step 1 is no longer there. Then the takeover ends, and notes what DATA had: no later start
-goes on from less (`connectors.takeover.survey`).
+Invariant: the state from which a sequencer goes on holds everything effective before its seal, and all that EPOCH tells
+before its claim; nothing effective of a lower epoch can follow. So numbers are never reassigned, even if another
+sequencer still runs. A crash after any step leaves an epoch number without a seal, a seal without decisions, or an
+opening snapshot that is true at its offset. The next start does the same again. If DATA loses its end between two
+steps, the next record is not behind the one before, or the last record of a survey is no longer there. Then the
+takeover ends, and notes what DATA had: no later start goes on from less (`connectors.takeover.survey`).
 
 A sequencer sees a newer one by its claim, and another home by its move, and then leaves the group. The order does not
 depend on that: if the sequencer sleeps through the claim, its records are stale for every reader. It takes the group
@@ -142,7 +143,7 @@ class Takeover:
         self._results: dict[str, SequencerState | AbcastError] = {}
         self._is_closed = threading.Event()
         self._producer = by.connection.producer()
-        self._signs = self._read_signs()
+        self._signs = self._read_signs(self._groups)
         self._surveys = SideBySide[Survey](by.connection)
         self._claims = SideBySide[SequencerState](by.connection)
         leaderless = self._leaderless()
@@ -226,23 +227,34 @@ class Takeover:
         }
         return {group_of[name]: name for name in sorted(self._by.connection.leaderless(group_of))}
 
-    def _read_signs(self) -> Signs:
+    def _read_signs(self, groups: Iterable[str]) -> Signs:
         with contextlib.suppress(AbcastError, KafkaError):
-            return read_signs(self._by.connection, self._groups, self._by.site)
+            return read_signs(self._by.connection, groups, self._by.site)
         return Signs({}, {}, {})
 
     def _look_at(self, group: str, consumer: Consumer) -> Survey:
         by, data = self._by, DataLog(self._by.connection, group, self._by.site, consumer)
         self._inherit(data)
-        sign = self._signs.of_groups.get(group)
-        signed = Signed(self._signs.reached.get(group, 0), sign.epoch if sign is not None else 0)
-        found = survey(data, by.claimed, by.agreement, signed, by.ledger)
+        found = self._survey(data, consumer, self._signs)
         if by.check_group is not None:
             by.check_group(found.state)
+        return found._replace(server=self._who_serves(data))
+
+    def _survey(self, data: DataLog, consumer: Consumer, signs: Signs) -> Survey:
+        by, group = self._by, data.topic.group
+        sign = signs.of_groups.get(group)
+        signed = Signed(signs.reached.get(group, 0), sign.epoch if sign is not None else 0)
+        found = survey(data, by.claimed, by.agreement, signed, by.ledger)
         ends, ahead = horizon(by.connection, consumer, self._groups[group], found.state)
         newest = newest_records(data, found.end)
         changed, last = changed_inputs(data, consumer, self._groups[group], newest), next(reversed(newest), None)
-        return found._replace(ends=ends, horizon=ahead, changed=changed, last=last, server=self._who_serves(data))
+        return found._replace(ends=ends, horizon=ahead, changed=changed, last=last)
+
+    def _survey_again(self, found: Survey, consumer: Consumer) -> Survey:
+        """Survey a group behind its claim. Raises HistoryChanged also if DATA no longer has what it had."""
+        newer = self._survey(found.data, consumer, self._read_signs([found.data.topic.group]))
+        _since(found, newer.end)
+        return newer
 
     def _inherit(self, data: DataLog) -> None:
         """Regard a group's newest claim as this process's own, if its sequencer fenced this process and is silent now.
@@ -283,12 +295,10 @@ class Takeover:
         if self._is_closed.is_set():
             raise BrokerUnreachable(f"group {group}: the takeover was stopped.")
         try:
-            state = _claim(found, self._producer, self._by)
+            return _claim(found, self._producer, self._by, lambda: self._survey_again(found, consumer))
         except HistoryChanged:
             self._note(found)
             raise
-        decided = of_these(state.decided, found.ends)
-        return replace(state, decided=decided, membership=replace(state.membership, horizon=found.horizon))
 
     def _note(self, found: Survey) -> None:
         """Note what DATA had: the seal of the start that failed may hide the loss from the next one."""
@@ -297,7 +307,7 @@ class Takeover:
             _append(found.data, self._producer, found.data.epochs.topic, note)
 
 
-def _claim(found: Survey, producer: Producer, by: Claimer) -> SequencerState:
+def _claim(found: Survey, producer: Producer, by: Claimer, survey_again: Callable[[], Survey]) -> SequencerState:
     """Claim, seal, read the rest, open the epoch. Return the state to go on from."""
     data, claimed = found.data, by.claimed
     group = data.topic.group
@@ -311,10 +321,13 @@ def _claim(found: Survey, producer: Producer, by: Claimer) -> SequencerState:
     except AbcastError:
         claimed.pop(group, None)  # the record may get there yet: then a newer claim is our own
         raise
-    if claimed_at > data.epochs.known.below:  # something came in between
+    has_changed = claimed_at != found.told
+    if has_changed:
         fencing.check_is_home(data)
     epoch = data.epochs.known.epoch_of_claim(claimed_at)
     claimed[group] = epoch
+    if has_changed:
+        found = survey_again()
     sealed_at = _append_data(data, producer, seal(epoch, found.format))
     before = absorb(found.state, (stored.data for stored in _since(found, sealed_at)))
     if before.epoch >= epoch:
@@ -331,7 +344,8 @@ def _claim(found: Survey, producer: Producer, by: Claimer) -> SequencerState:
     check_reach(data, opened_at, [(sealed_at + 1, "its seal says")])
     by.opened[group] = opened_at + 1
     _logger.info("group %s: epoch %d begins after seqno %d", group, epoch, state.seqno)
-    return state
+    decided = of_these(state.decided, found.ends)
+    return replace(state, decided=decided, membership=replace(state.membership, horizon=found.horizon))
 
 
 def _since(found: Survey, end: int) -> Iterator[StoredRecord]:

@@ -12,20 +12,21 @@ takes beginnings. Storms do so where it hurts most. Then an operator does what e
 * at last all waiting messages are ordered, once, and each reader has all.
 
 Not here: a reader that had a lost record last and looks again only after a purge of that offset: nothing is left to
-compare. It begins anew, as after HistoryUnavailable. Nor a start that knows nothing of a loss: it has read DATA before
-another takeover, and that one's records are lost before it claims.
+compare. It begins anew, as after HistoryUnavailable.
 """
 
 from __future__ import annotations
 
 import functools
 import random
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
 from kafka.structs import TopicPartition
 
 from connectors.kafka.codec.codec import decode_data
+from connectors.kafka.codec.epochs import Note, StrayClaim, decode
 from ordering.base.errors import AbcastError, HistoryChanged, HistoryUnavailable
 from ordering.base.names import ROLES, Address, Topic
 from ordering.base.packs import unpacked
@@ -36,7 +37,7 @@ from ordering.sequencer.state import SequencerState
 from tests.simulator.mutation import NONE, Mutation
 from tests.world import group
 from tests.world.cuts_readers import FALSE_ALARM, CutsMember, Doubter, LedgerOfCuts
-from tests.world.group import DATA, FORWARD, JOBS, GroupWorld, Known
+from tests.world.group import CLAIMS, DATA, FORWARD, JOBS, GroupWorld, Known
 from tests.world.group_history import WEIGHTS, Action, History, Shape
 from tests.world.group_job import GROUP, SITE, GroupJob
 from tests.world.wires import RUSH
@@ -105,8 +106,6 @@ class CutsWorld(GroupWorld):
         """Whether DATA has lost anything since the group was made; whether any log has, ever."""
         self.effective: dict[int, tuple[Data, int, int]] = {}
         """DATA's decisions by their last seqno, each with its offset and time, dropped ones included."""
-        self.overtaken: list[GroupJob] = []
-        """The jobs that were starting when another one took over."""
         super().__init__(what, mutation)
         self._begin_group()
 
@@ -145,13 +144,28 @@ class CutsWorld(GroupWorld):
         return known._replace(epoch=0, seals=tuple(seals))
 
     def check_takeover(self, job: GroupJob, state: SequencerState) -> None:
-        """Check that the job gives no seqno again that the ledger told its start."""
-        self.overtaken = [each for each in self.jobs if each is not job and each is not None and each.machine is None]
+        """Check that the job gives no seqno again that its start could know, by EPOCH below its claim or the ledger."""
+        self._check_told(job, state)
         for row in self.ledger.told.get(job.process.name, ()) if self.ledger is not None else ():
             there = self.effective.get(row.seqno)
             if row.seqno > state.seqno or (there is not None and not row.is_of(there[0])):
                 self.blame(GIVEN_AGAIN, f"{job.process.name} has started, and the ledger has {row}.")
                 return
+
+    def _check_told(self, job: GroupJob, state: SequencerState) -> None:
+        """Check that the job goes on from no less than EPOCH tells below its claim."""
+        told = list(self.notes(0, state.epoch - 1))
+        own = next(note for note in self.notes(state.epoch) if note.epoch == state.epoch)
+        if less := [note for note in told if note.seqno > own.seqno or note.offset >= own.offset]:
+            self.blame(GIVEN_AGAIN, f"{job.process.name} has started with {own}, and EPOCH tells {less[0]}.")
+
+    def notes(self, start: int, end: int | None = None) -> Iterator[Note]:
+        """Yield the notes in a part of EPOCH."""
+        for record in self.kafka.topics.partitions[CLAIMS][start:end]:
+            with suppress(StrayClaim):
+                entry = decode("", record.offset, record.value, record.headers, 0)
+                if isinstance(entry, Note):
+                    yield entry
 
     def judge(self, who: str, error: AbcastError) -> None:
         """Blame an error without a reason."""
@@ -251,9 +265,6 @@ class CutsWorld(GroupWorld):
             for reader in self.readers:
                 position = reader.cursor.position if reader.cursor is not None else 0
                 reader.is_cut |= end < position <= len(self.kafka.log(*DATA).records)
-            for who, job in enumerate(self.jobs):
-                if job in self.overtaken:
-                    self._kill(who)
             ordered = {data.payload for data, _, _ in self.effective.values()}
             for member in self.members:
                 member.owed = {payload: each for payload, each in member.owed.items() if payload not in ordered}
@@ -269,7 +280,13 @@ class CutsWorld(GroupWorld):
 
     def _storm(self, _: int) -> None:
         """Lose something where it hurts: rare orders of events, by design rather than by chance."""
-        storms = (self._lose_an_epoch, self._lose_what_the_ledger_has, self._lose_unread_forward, self._outgrow)
+        storms = (
+            self._lose_an_epoch,
+            self._lose_what_the_ledger_has,
+            self._lose_unread_forward,
+            self._outgrow,
+            self._overtake,
+        )
         if self.is_damaged:
             self.make_group_anew()
         self.dice.choice(storms)()
@@ -307,6 +324,18 @@ class CutsWorld(GroupWorld):
         if job is not None and job.pipeline is not None:
             self.truncate(FORWARD, job.pipeline.state.positions.get(FORWARD, 0) + self.dice.choice(FEW))
         self._work(1)
+
+    def _overtake(self) -> None:
+        """A job takes over and orders while another one claims. Then DATA loses exactly its records."""
+        self._kill(1)
+        self._start(1)
+        self._writing(1, 1)
+        end = len(self.kafka.log(*DATA).records)
+        self._kill(0)
+        self._work(1)
+        self.truncate(DATA, end)
+        self._kill(0)
+        self._step(1, 40)
 
     def _outgrow(self) -> None:
         """A new group outgrows the one that its readers know, and some have read nothing of."""

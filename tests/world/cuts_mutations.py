@@ -9,6 +9,8 @@ from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.log.same_log import LedgerRow
 from connectors.kafka.log.same_log_consumer import SameLogConsumer
 from connectors.takeover import takeover
+from connectors.takeover.survey import Survey
+from connectors.takeover.takeover import Takeover
 from ordering.checker.anomalies import DIVERGENT, GAP, LOST
 from ordering.sequencer.state import SequencerState
 from tests.simulator.mutation import Mutation
@@ -28,6 +30,11 @@ def from_there_on(log: SameLogConsumer, positions: Mapping[Any, int]) -> None:
 
 def nothing(*_: object) -> None:
     """Do nothing."""
+
+
+def as_surveyed_first(_: Takeover, found: Survey, __: object) -> Survey:
+    """Go on from the first survey, whatever others have written to EPOCH since."""
+    return found
 
 
 def by_its_time(data: DataLog, row: LedgerRow, _: SequencerState) -> bool:
@@ -70,6 +77,12 @@ MUTATIONS = (
         "A starting job takes a ledger that is older than the claim for another group's",
         GIVEN_AGAIN,
         (("connectors.kafka.log.same_log._may_be_of", by_its_time),),
+    ),
+    Mutation(
+        "stale-survey",
+        "A takeover does not look at what others wrote to EPOCH before its claim",
+        GIVEN_AGAIN,
+        (("connectors.takeover.takeover.Takeover._survey_again", as_surveyed_first),),
     ),
     Mutation(
         "no-watchdog",

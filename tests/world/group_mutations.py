@@ -110,7 +110,7 @@ def at_or_after(_log: StoredRecords, _offset: int, _seqno: int, _epoch: int) -> 
 
 
 def claim_anew(
-    found: Any, producer: Any, by: Any, *, floor_first: bool = True, is_unique: bool = True
+    found: Any, producer: Any, by: Any, *_: object, floor_first: bool = True, is_unique: bool = True
 ) -> SequencerState:
     """Claim, seal, read the rest, and open the epoch, with one rule broken."""
     data, logs = found.data, found.data.connection.topics.partitions
@@ -137,12 +137,12 @@ def claim_anew(
     return state
 
 
-def floor_last(found: Any, producer: Any, by: Any) -> SequencerState:
+def floor_last(found: Any, producer: Any, by: Any, *_: object) -> SequencerState:
     """Note the floor behind the seal."""
     return claim_anew(found, producer, by, floor_first=False)
 
 
-def next_epoch(found: Any, producer: Any, by: Any) -> SequencerState:
+def next_epoch(found: Any, producer: Any, by: Any, *_: object) -> SequencerState:
     """Take one more than the last known epoch, as others may."""
     return claim_anew(found, producer, by, is_unique=False)
 
