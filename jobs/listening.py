@@ -76,13 +76,21 @@ def listening(
 
     def read(site: str, kafka: Connection, clocks: BrokerClocks, latencies: Latencies) -> Statuses:
         neighbours = sites.heard_at(site) if sites is not None else ()
-        found = read_with_ledger(kafka, site, data, served.groups, say=_say, raises=False, neighbours=neighbours)
+        decided = troubles.decided if site == here else lambda _: None
+        found = read_with_ledger(
+            *(kafka, site, data, served.groups),
+            say=_say,
+            raises=False,
+            neighbours=neighbours,
+            decided=decided,
+        )
         groups = [row.group for row in found.rows]
         return found._replace(clocks=clocks.compare(groups, site), latencies=latencies.of(groups, site))
 
+    here = next(iter(kafkas))
     readings = {site: partial(read, site, each, BrokerClocks(each), Latencies(each)) for site, each in kafkas.items()}
     feeds = OrderFeeds(kafkas, served.groups.has, payloads=payloads)
-    monitor = Monitor(next(iter(kafkas)), readings, running_jobs, troubles, feeds)
+    monitor = Monitor(here, readings, running_jobs, troubles, feeds)
     with Endpoint(HostPort.parse(place), monitor.answers()) as endpoint:
         say(f"listening at http://{endpoint.place}")
         try:

@@ -29,8 +29,10 @@ ASKS_FOR_S = 8.0
 ORDER_WAIT_S = 2.0
 """The longest wait for something new in the order."""
 _DIGITS = 18
-CPU_SHARE = 0.01
-"""The part of a core that metrics may take: with many groups their figures are older than FRESH_S."""
+CPU_SHARE = 0.005
+"""The part of a core that metrics may take: with many groups their figures are older than FRESH_S. Kafka's client takes
+as much again, in threads of its own.
+"""
 SEEN_CPU_SHARE = 0.1
 """The same for `/api/status`, which somebody looks at."""
 STALE_S = 60.0
@@ -106,6 +108,8 @@ class Monitor:
         for job in jobs:
             if not job.ready.is_set() and not job.done.is_set():
                 yield f"{job.name} is starting"
+        for name, why in self._troubles.ended().items():
+            yield f"{name} has ended: {why}"
         for group, age_s in self._troubles.unsigned_s().items():
             if age_s > SILENT_AFTER_S:
                 yield f"{group}: its sequencer has been silent for {age_s:,.0f} s"
@@ -122,7 +126,10 @@ class Monitor:
         )
 
     def _ready(self) -> dict[str, bool]:
-        return {job.name: job.ready.is_set() and not job.done.is_set() for job in self._jobs()}
+        ended = self._troubles.ended()
+        return {
+            job.name: job.ready.is_set() and not job.done.is_set() and job.name not in ended for job in self._jobs()
+        }
 
     def _order(self, query: Query) -> HttpAnswer:
         after = query.get("after", "0")

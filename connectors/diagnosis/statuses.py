@@ -10,7 +10,7 @@ from connectors.diagnosis.broker_clocks import ClockDifference
 from connectors.diagnosis.latencies import Latency
 from connectors.diagnosis.replicas import under_replicated
 from connectors.diagnosis.sentences import wrong_with
-from connectors.diagnosis.status import GroupStatus, is_left_out, read_status
+from connectors.diagnosis.status import Decided, GroupStatus, is_left_out, read_status
 from connectors.kafka.connection.connection import NO_LEADER, Connection
 from connectors.kafka.groups.group_choice import ALL_GROUPS, GroupChoice
 from connectors.kafka.groups.unservable_groups import START_ERRORS, raise_unservable
@@ -70,10 +70,11 @@ def read_statuses(
     *,
     raises: bool = True,
     neighbours: Collection[str] = (),
+    decided: Decided = lambda _: None,
 ) -> Statuses:
     """Return the status of `group`, or of all groups, among the groups that `of_job` has.
 
-    `read_ledger` returns `in_ledger` and `ledger` of `read_status`, which has `neighbours`, too.
+    `read_ledger` returns `in_ledger` and `ledger` of `read_status`, which has `neighbours` and `decided`, too.
 
     Raises BrokerUnreachable, UsageError for an unknown group, and the groups' errors if none can be read and no job
     leaves one out. Without `raises`, the result has the errors of groups, also of an unknown one.
@@ -104,7 +105,7 @@ def read_statuses(
         try:
             if name in leaderless:  # questions would wait for seconds, in vain
                 raise BrokerUnreachable(f"group {name}: {leaderless[name]} has a partition without a leader.")
-            row = read_status(connection, name, site, in_ledger, ledger, second_look, neighbours)
+            row = read_status(connection, name, site, in_ledger, ledger, second_look, neighbours, decided)
             rows.append(row._replace(under_replicated=tuple(short.get(name, ()))))
         except (*START_ERRORS, BrokerUnreachable) as error:
             errors[name] = error

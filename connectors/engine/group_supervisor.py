@@ -102,6 +102,7 @@ class GroupSupervisor:
 
     def start(self) -> None:
         """Start the thread that looks after the groups."""
+        self._troubles.pipelines = lambda: self.pipelines
         self._thread.start()
 
     def report_failure(self, group: str, epoch: int, error: AbcastError) -> None:
@@ -127,6 +128,7 @@ class GroupSupervisor:
     def close(self) -> None:
         """End the thread and close all connections."""
         self._ends.set()
+        self._troubles.pipelines = dict
         if self._thread.is_alive():
             self._thread.join(_CLOSE_S)
         self._takeovers.close()

@@ -33,7 +33,7 @@ from ordering.base.errors import AbcastError, UsageError
 from ordering.base.names import DEFAULT_SITE
 
 if TYPE_CHECKING:
-    from connectors.diagnosis.status import GroupStatus
+    from connectors.diagnosis.status import Decided, GroupStatus
     from connectors.diagnosis.statuses import InLedger, Statuses
     from connectors.kafka.connection.connection import Connection
     from connectors.ledger.last_row import LedgerEnd
@@ -164,8 +164,9 @@ def read_with_ledger(
     *,
     raises: bool = True,
     neighbours: Collection[str] = (),
+    decided: Decided = lambda _: None,
 ) -> Statuses:
-    """Return the status of groups, with the ledger below `data`. `raises`, `neighbours`: as for `read_statuses`.
+    """Return the status of groups, with the ledger below `data`. The last three: as for `read_statuses`.
 
     `say` takes the sentence of why the ledger can't be read.
     """
@@ -175,7 +176,12 @@ def read_with_ledger(
         in_ledger = None if data is None else _in_ledger(data, say)
         return in_ledger, None if data is None or not in_ledger else _ledger_end(data)
 
-    return read_statuses(connection, site, read_ledger, group, of_job, progress, raises=raises, neighbours=neighbours)
+    return read_statuses(
+        *(connection, site, read_ledger, group, of_job, progress),
+        raises=raises,
+        neighbours=neighbours,
+        decided=decided,
+    )
 
 
 def _refresh(found: Statuses, site: str, *, as_json: bool) -> None:

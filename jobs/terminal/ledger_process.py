@@ -29,12 +29,17 @@ if TYPE_CHECKING:
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
 """The waits before a child is started again grow."""
+PROVEN_S = 10.0
+"""The work of a child after which an earlier one's end is over: one that fails again and again shows as ended."""
 _STOP_S = 60.0
 _logger = logging.getLogger(__name__)
 
 
 class LedgerProcess:
-    """Runs the ledger's jobs in a child. `run` blocks until `stop`, which any thread may call."""
+    """Runs the ledger's jobs in a child. `run` blocks until `stop`, which any thread may call.
+
+    `ready` is set once a child works or has ended: the process is then complete. `troubles` has the end.
+    """
 
     name = "ledger"
     is_principal = False
@@ -43,7 +48,9 @@ class LedgerProcess:
 
     def __init__(self, options: LedgerOptions) -> None:
         self._options = options
+        self._troubles = options.troubles or Troubles()
         self.ready = threading.Event()
+        self._works_at = float("inf")
         self._stop = threading.Event()
 
     def stop(self) -> None:
@@ -56,9 +63,10 @@ class LedgerProcess:
         while not self._stop.is_set():
             began = time.monotonic()
             why = self._run_child() or "its process has ended."
-            self.ready.set()
             wait_s = FIRST_WAIT_S if time.monotonic() - began >= HEALTHY_S else min(2 * wait_s, LONGEST_WAIT_S)
             if not self._stop.is_set():
+                self._troubles.end(self.name, why)
+                self.ready.set()
                 if throttle.is_due(why):
                     _logger.error("ledger: %s The order goes on; the ledger is started again, now and then.", why)
                 self._stop.wait(wait_s)
@@ -77,7 +85,7 @@ class LedgerProcess:
             return f"its process can't be started: {error}."
         finally:
             theirs.close()
-        ended_with, asked_at = None, float("inf")
+        ended_with, asked_at, self._works_at = None, float("inf"), float("inf")
         with contextlib.closing(ours):
             while child.is_alive():
                 if self._stop.is_set() and asked_at == float("inf"):
@@ -87,6 +95,8 @@ class LedgerProcess:
                 if time.monotonic() - asked_at > _STOP_S:
                     child.kill()
                 ended_with = self._take_in(ours) or ended_with
+                if time.monotonic() - self._works_at > PROVEN_S:
+                    self._troubles.begin(self.name)
             child.join()
             return self._take_in(ours) or ended_with
 
@@ -97,10 +107,11 @@ class LedgerProcess:
                 job, said = pipe.recv()
                 if job == _READY:
                     self.ready.set()
+                    self._works_at = time.monotonic()
                 elif job == _ENDED:
                     return str(said)
-                elif self._options.troubles is not None:
-                    self._options.troubles.put(job, said)
+                else:
+                    self._troubles.put(job, said)
         except (EOFError, OSError):
             time.sleep(LOOK_S)  # the child is about to end
         return None

@@ -2,11 +2,9 @@
 
     python -m tests.bench.listening [ROUNDS [MESSAGES]]
 
-Each round orders as many messages with the port as without it, as fast as it can. With it, `/metrics` is asked each
-five seconds, three times as often as Prometheus asks. The result is the ratio of the medians.
-
-A reading of the status in a flood may take a second, and the next one then waits for a hundred: so a run of less than
-some minutes tells too much, or too little.
+Each round orders as many messages with the port as without it, as fast as it can. With it, `/metrics` is asked every 15
+seconds, as by Prometheus. The result is the ratio of the medians. Other work on the machine changes it by more than the
+port does: so the CPU time of a reading of the status is told, too, which is the port's cost.
 """
 
 from __future__ import annotations
@@ -19,6 +17,8 @@ import time
 import urllib.request
 from pathlib import Path
 
+from connectors.diagnosis.monitor import CPU_SHARE
+from connectors.diagnosis.statuses import read_statuses
 from connectors.kafka.log.data_log import DataLog
 from tests.bench.backlog import fill
 from tests.bench.lab import Lab
@@ -27,7 +27,8 @@ from tests.bench.processes import cpu_seconds
 
 RECORDS = 5_000_000
 _CASE = Case(100, 16, 4)
-_SCRAPE_S = 5.0
+_SCRAPE_S = 15.0
+_READINGS = 10
 _PATIENCE_S = 1800.0
 
 
@@ -43,6 +44,13 @@ def main() -> None:
                 print(f"{name}: {costs[name][-1]:.2f} µs a message", flush=True)
     off, on = (statistics.median(costs[name]) for name in ("off", "on"))
     print(f"medians: off {off:.2f} µs, on {on:.2f} µs: {100 * (on / off - 1):+.1f} %")
+    cpu_s, of_thread_s = map(statistics.median, zip(*_readings, strict=True))
+    every_s = max(_SCRAPE_S, of_thread_s / CPU_SHARE)
+    print(f"a reading: {1000 * cpu_s:.0f} ms, one in {every_s:.0f} s: {100 * cpu_s / every_s:.1f} % of a core")
+
+
+_readings: list[tuple[float, float]] = []
+"""The CPU time of readings (s): all threads, and the thread that reads, which bounds their number."""
 
 
 def drain(lab: Lab, name: str, options: list[str], records: int) -> float:
@@ -65,7 +73,12 @@ def drain(lab: Lab, name: str, options: list[str], records: int) -> float:
                     asked_at = time.monotonic()
                     threading.Thread(target=scrape, args=(process.log,), daemon=True).start()
                 time.sleep(0.05)
+            state = log.state()
         used = cpu_seconds(process.pid)["driver"] - before
+        for _ in range(_READINGS if options else 0):
+            began = time.process_time(), time.thread_time()
+            read_statuses(lab.connection, place.site, decided=lambda _: state)
+            _readings.append((time.process_time() - began[0], time.thread_time() - began[1]))
         process.stop()
     return used / records * 1e6
 

@@ -111,6 +111,27 @@ def test_what_is_scraped_is_the_status(broker: EmbeddedBroker, tmp_path: Path) -
     assert "Traceback" not in "".join(run.lines)
 
 
+def test_a_ledger_that_fails_again_and_again(broker: EmbeddedBroker, tmp_path: Path) -> None:
+    """The order goes on, and the process is not ready until the ledger works again."""
+    group = "cli.unwritable"
+    variables = variables_of(broker, group)
+    command = [ABCAST, "run", "--engine", "process", "--listen", "localhost:0"]
+    lock = tmp_path / "abcast-data" / "ledger.lock"
+    lock.mkdir(parents=True)
+    with background(*command, cwd=tmp_path, **variables) as run:
+        run.wait_for("ready;")
+        code, said = get(run, "/readyz")
+        assert (code, said.partition(":")[0]) == (503, "ledger has ended")
+        assert (scraped(run)["abcast_job_ready", "ledger"], scraped(run)["abcast_job_ready", "sequence"]) == (0, 1)
+        sent = abcast_here("publish", "-g", group, "-m", "alice", cwd=tmp_path, variables=variables, text=b"1\n")
+        assert sent.returncode == 0, sent.stderr
+        assert "ledger has ended" in abcast_here("status", cwd=tmp_path, variables=variables).stdout
+        lock.rmdir()
+        eventually(lambda: get(run, "/readyz") == (200, "ready\n"), 120, "the ledger works")
+        assert scraped(run)["abcast_job_ready", "ledger"] == 1
+        assert run.terminate() == 0
+
+
 def test_a_ledger_tells_that_there_is_no_sequencer(broker: EmbeddedBroker, tmp_path: Path) -> None:
     """The ledger works nevertheless. No other job gets its port."""
     group = "cli.unsequenced"

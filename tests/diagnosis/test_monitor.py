@@ -10,13 +10,15 @@ import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 from urllib.parse import parse_qsl
 
 import pytest
+from kafka.structs import TopicPartition
 from prometheus_client.parser import text_string_to_metric_families
 
 from connectors.client.api.collector import MemberCollector
-from connectors.diagnosis import metrics, monitor
+from connectors.diagnosis import metrics, monitor, status
 from connectors.diagnosis.broker_clocks import ClockDifference
 from connectors.diagnosis.monitor import Monitor
 from connectors.diagnosis.order_feed import OrderFeeds
@@ -25,7 +27,9 @@ from connectors.diagnosis.statuses import Statuses, read_statuses
 from connectors.engine.job import EngineJob
 from connectors.engine.options import EngineOptions
 from connectors.kafka.codec.codec import forward_headers
+from connectors.kafka.codec.epochs import encode_claim
 from connectors.kafka.groups.troubles import SEQUENCER, Troubles
+from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.log.liveness import ALIVE, Liveness
 from connectors.testing.memory_group import MemoryGroup
 from connectors.testing.memory_kafka import MemoryConnection
@@ -34,6 +38,8 @@ from ordering.base.names import Topic
 from tests.engine.serving import SITE, finder_of, running
 from tests.papers import PAGES, doc, section, spans, tables
 from tests.waiting import WAIT, eventually
+
+EPOCH = TopicPartition("abcast.g.epoch.nyc", 0)
 
 
 class Served:
@@ -55,7 +61,7 @@ class Served:
 
     def read(self) -> Statuses:
         self.asked += 1
-        return read_statuses(self.kafka, SITE, raises=False)
+        return read_statuses(self.kafka, SITE, raises=False, decided=self.troubles.decided)
 
     def ask(self, path: str) -> tuple[int, str]:
         path, _, query = path.partition("?")
@@ -123,6 +129,49 @@ def test_a_sequencer_at_work(served: Served, monkeypatch: pytest.MonkeyPatch) ->
     served.thread.done.set()
     assert served.ask("/healthz")[0] == 503
     assert served.figures()["abcast_job_ready", "sequence"] == 0
+
+
+def test_a_busy_sequencer_tells_its_own_state(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DATA is not read back to its snapshot, the figures are the same. A fenced sequencer's state counts nothing."""
+    data = TopicPartition("abcast.g.data.nyc", 0)
+    with running(served.kafka, served.job):
+        send(served.kafka, 1000)
+        eventually(lambda: read_statuses(served.kafka, SITE).rows[0].last_seqno == 1000, WAIT, "the order")
+        [from_log] = read_statuses(served.kafka, SITE).rows
+        eventually(lambda: served.troubles.decided("g").unsnapped >= 1000, WAIT, "the loop's next turn")  # type: ignore[union-attr]
+        read = MagicMock(side_effect=DataLog.state, autospec=True)
+        monkeypatch.setattr(DataLog, "state", lambda log: read(log))
+        [row] = served.read().rows
+        assert not read.called
+        assert row._replace(rate=0.0) == from_log._replace(rate=0.0)
+        of_engine = served.troubles.decided("g")
+        assert of_engine is not None
+        records = served.kafka.topics.partitions[data]
+        for claimed, lost in ((True, 0), (False, 1)):
+            before, end = [*served.kafka.topics.partitions[EPOCH]], records[-1:]
+            if claimed:
+                value, headers = encode_claim(len(records))
+                served.kafka.producer().send(EPOCH.topic, value=value, headers=headers)
+            del records[len(records) - lost :]
+            assert status._in_force(DataLog(served.kafka, "g", SITE), of_engine, len(records) + lost) is None
+            records.extend(end[:lost])
+            served.kafka.topics.partitions[EPOCH][:] = before
+        assert status._in_force(DataLog(served.kafka, "g", SITE), of_engine, len(records)) is not None
+    assert served.troubles.decided("g") is None, "a sequencer that has ended tells nothing"
+
+
+def test_a_job_that_ends_and_begins_again(served: Served) -> None:
+    """Its thread goes on, as that of a ledger's process does."""
+    served.job.ready.set()
+    served.troubles.end("ledger", "the Delta table is damaged.")
+    served.jobs.append(
+        SimpleNamespace(name="ledger", is_principal=False, ready=served.job.ready, done=threading.Event())
+    )
+    assert served.ask("/readyz") == (503, "ledger has ended: the Delta table is damaged.\n")
+    assert served.figures()["abcast_job_ready", "ledger"] == 0
+    served.troubles.begin("ledger")
+    assert served.ask("/readyz") == (200, "ready\n")
+    assert served.figures()["abcast_job_ready", "ledger"] == 1
 
 
 def test_a_group_that_is_left_out_is_told(served: Served) -> None:

@@ -1,16 +1,19 @@
 """Collect what the jobs of this process can't do now, for the sequencer's signs of life (`abcast status`).
 
-Also the signs themselves, so that the process can tell from memory whether its sequencer works (`/readyz`).
+Also the signs themselves, so that the process can tell from memory whether its sequencer works (`/readyz`), and the
+sequencer's states, so that its port need not compute them from DATA.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TypeVar
 
 from ordering.base.names import Topic
+from ordering.sequencer.pipeline import Pipeline
+from ordering.sequencer.state import SequencerState
 
 SEQUENCER = "sequence"
 
@@ -26,6 +29,8 @@ class Troubles:
         self._ended: dict[str, str] = {}
         self._served: dict[str, frozenset[str]] = {}
         self._signed_at: dict[str, float] = {}
+        self.pipelines: Callable[[], Mapping[str, Pipeline]] = dict
+        """Returns the pipelines of this process's sequencer, by group; none while it has not begun, or has ended."""
 
     def put(self, job: str, reasons: Mapping[str, str]) -> None:
         """Set the groups that a job goes on without, and the reasons; replaces the earlier ones."""
@@ -45,6 +50,16 @@ class Troubles:
         if not job.startswith(SEQUENCER):
             with self._lock:
                 self._ended[job] = why
+
+    def begin(self, job: str) -> None:
+        """Note that a job that had ended works again."""
+        with self._lock:
+            self._ended.pop(job, None)
+
+    def ended(self) -> dict[str, str]:
+        """Return the jobs that have ended while the process goes on, and why."""
+        with self._lock:
+            return dict(self._ended)
 
     def suspended(self, topics: Collection[Topic], site: str) -> dict[str, str]:
         """Return the groups that the sequencer goes on without, and why, if they have an EPOCH, which a sign needs."""
@@ -78,6 +93,14 @@ class Troubles:
         now = time.monotonic()
         with self._lock:
             return {group: now - at for group, at in sorted(self._signed_at.items())}
+
+    def decided(self, group: str) -> SequencerState | None:
+        """Return what this process's sequencer has decided for the group, as far as it is known; None otherwise.
+
+        DATA may lack the last of it, and another sequencer may have taken the group over since.
+        """
+        pipeline = self.pipelines().get(group)
+        return None if pipeline is None else pipeline.state
 
     def of(self, group: str) -> str:
         """Return what jobs other than the sequencer don't do for the group; "" if nothing is wrong."""
