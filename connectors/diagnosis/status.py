@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -18,15 +18,16 @@ from connectors.kafka.codec.codec import decode_forward
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.connection.ranges import a_few_records, read_range, windows_back
 from connectors.kafka.log.acts import KEPT, Act
-from connectors.kafka.log.data_log import DataLog
+from connectors.kafka.log.data_log import DataLog, topic_missing
 from connectors.kafka.log.entries import last_state
-from connectors.kafka.log.liveness import Liveness, SecondLook, judge
+from connectors.kafka.log.liveness import ELSEWHERE, RESTORED, Liveness, SecondLook, judge
 from connectors.kafka.log.open_transactions import READ_COMMITTED, OpenTransaction, open_transactions
 from connectors.kafka.log.sign_of_life import Sign, read_signs
 from connectors.kafka.topics.topics import find_topics, wrong_in_logs
 from connectors.kafka.transport.seam import Consumer
 from ordering.agreement.state import Drop
 from ordering.agreement.suspicion import suspects
+from ordering.base.errors import KafkaRefused
 from ordering.base.formats import FIRST
 from ordering.base.names import BY_RELAYS, Address, Topic, is_relay, is_tick
 from ordering.base.records import Forward, Malformed, Partition, Source
@@ -203,6 +204,8 @@ def read_status(
             is_copy = data.is_copy()
             sign = signs.of_groups.get(group)
             sequencer = judge(data, sign, partial(look.gives_another, group))
+            if not forward and sequencer.state not in (ELSEWHERE, RESTORED):
+                _check_forward(connection, group, site)
             before = data.strays
             state = _in_force(data, decided(group), signs.reached.get(group, 0)) or data.state()
             strays = data.strays - before
@@ -258,6 +261,14 @@ def read_status(
                     for member in state.membership.members
                 },
             )
+
+
+def _check_forward(connection: Connection, group: str, site: str) -> None:
+    """Raise TopicMissing if the group has no FORWARD topic. It may be hidden from this user."""
+    topic = str(Topic(group, "forward", site))
+    with closing(connection.metadata_client()) as metadata, suppress(KafkaRefused):
+        if not metadata.partitions_of(topic):
+            raise topic_missing(topic, group, site)
 
 
 def _in_force(data: DataLog, decided: SequencerState | None, signed_end: int) -> SequencerState | None:

@@ -6,14 +6,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from connectors.ledger.row import GROUP
+from connectors.storage.location import TABLES as TABLES
 from connectors.storage.location import Location, files_below
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatchReader
 
-CASTS = "casts"
-TABLES = ("ledger", "views", CASTS)
-"""The Delta tables. The table `casts` exists once there was a cast."""
+CASTS = TABLES[-1]
 MESSAGES = "messages"
 OF_MESSAGES = (
     *(GROUP, "order", "seqno", "view_id", "clock", "site", "sender", "incarnation", "local_seqno"),

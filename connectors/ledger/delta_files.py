@@ -8,8 +8,8 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from connectors.ledger.row import GROUP, OLD_GROUP
-from connectors.storage.location import Location, RemotePath, delta_options, explain, interruptibly
-from ordering.base.errors import AbcastError
+from connectors.storage.location import Location, RemotePath, delta_options, explain, in_a_line, interruptibly
+from ordering.base.errors import AbcastError, EnvironmentProblem
 
 if TYPE_CHECKING:
     from pyarrow.dataset import Dataset
@@ -30,7 +30,7 @@ class LedgerOutdated(LedgerUnreadable):
 def open_delta(path: Location) -> DeltaTable:
     """Open the table at `path` at its newest version.
 
-    Raises LedgerUnreadable, DeltaError; if a store refuses access, an error that says what to do.
+    Raises LedgerUnreadable, DeltaError, EnvironmentProblem; if a store refuses access, an error that says what to do.
     """
     try:
         table = _open(path)
@@ -61,7 +61,7 @@ def _open(path: Location) -> DeltaTable:
     except OSError as error:
         if isinstance(path, RemotePath):
             raise explain(path, str(error)) from error
-        raise
+        raise EnvironmentProblem(f"the Delta table {path} can't be read: {in_a_line(str(error))}.") from error
 
 
 def _readable(table: DeltaTable, path: Location) -> DeltaTable:

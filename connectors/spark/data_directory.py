@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from connectors.local.owned_directory import OwnedDirectory, remove_abandoned
+from connectors.storage.location import TABLES
 from ordering.base.errors import EnvironmentProblem, UsageError
 
 CHECKPOINTS = "checkpoints"
@@ -35,6 +36,11 @@ def check_writable(top: Path, name: str = "--data") -> None:
                 f"{name} {top} can't be written: {error.strerror or error} ({error.filename or directory}). "
                 "Name a directory that this user may write."
             ) from error
+    for table in (top / each for each in TABLES):
+        if table.exists() and not table.is_dir():
+            raise UsageError(
+                f"{table} is the place of a Delta table, and a file: move it away, or name another --data."
+            )
 
 
 def disk_full() -> EnvironmentProblem:

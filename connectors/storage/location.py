@@ -31,6 +31,9 @@ _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _ONE_SLASH = re.compile(rf"({'|'.join(SCHEMES)}|s3n?):/(?!/)", re.IGNORECASE)
 _NO_NAME = re.compile(r"%[0-9A-Fa-f]{2}|[\\*?]")
 _FIRST = {"hdfs": "HOST", "abfss": "CONTAINER@ACCOUNT.dfs.core.windows.net"}
+TABLES = ("ledger", "views", "casts")
+"""The Delta tables below --data. The table `casts` exists once there was a cast."""
+
 _CONTROL = re.compile(r"\x1b\[[0-9;]*m|[\x00-\x1f\x7f]+")
 
 # Errors of the stores' clients: each words them differently, and quotes the store's own.
@@ -274,7 +277,7 @@ def is_asking() -> bool:
 
 def explain(place: RemotePath, message: str) -> AbcastError:
     """Return our error for a message of the store's client."""
-    text = " ".join(_CONTROL.sub(" ", message).split())
+    text = in_a_line(message)
     reason = _without_names(place, text)
     if _NO_BUCKET.search(reason):
         return no_bucket(place)
@@ -294,7 +297,12 @@ def explain(place: RemotePath, message: str) -> AbcastError:
     if _SILENT.search(reason):
         name = _ENDPOINT_OF_S3 if is_s3 else place.bucket
         return StoreUnreachable(f"{where} does not answer: see that it runs, and that {name} is right.")
-    return EnvironmentProblem(f"{place} can't be read: {text[:300].rstrip('.')}.")
+    return EnvironmentProblem(f"{place} can't be read: {text}.")
+
+
+def in_a_line(message: str) -> str:
+    """Return the beginning of a library's message without colours, line breaks, and a full stop."""
+    return " ".join(_CONTROL.sub(" ", message).split())[:300].rstrip(".")
 
 
 def _without_names(place: RemotePath, text: str) -> str:

@@ -170,14 +170,19 @@ def use_context(context: typer.Context, name: str | None) -> None:
         os.environ[CONTEXT_VARIABLE] = name
     assert isinstance(context.command, TyperGroup)
     context.default_map = load_config(context.command)
+    from connectors.kafka.login.security import SECRETS  # imported late: it needs pydantic
+
     file = ConfigurationFile()
     for key, value in file.contexts.get(file.context, {}).items():
         is_login = key in OF_ALL and isinstance(value, dict)
         for name in [f"{key}.{below}" for below in value] if is_login else [key]:
-            # The servers have one variable, at the top of a context and in its table.
-            variable = f"ABCAST_{name.replace('kafka.bootstrap_', 'bootstrap_').replace('.', '_').upper()}"
-            if os.environ.get(variable):
-                typer.echo(f"abcast: {variable} goes before {name} of the context {file.context}", err=True)
+            # The servers have one variable, at the top of a context and in its table. A secret's text and file are one.
+            of_kafka = name.replace("kafka.bootstrap_", "bootstrap_")
+            whole = of_kafka.removesuffix("_file")
+            forms = [whole, f"{whole}_file"] if is_login and whole.removeprefix("kafka.") in SECRETS else [of_kafka]
+            for variable in (f"ABCAST_{form.replace('.', '_').upper()}" for form in forms):
+                if os.environ.get(variable):
+                    typer.echo(f"abcast: {variable} goes before {name} of the context {file.context}", err=True)
 
 
 def _defaults_of(

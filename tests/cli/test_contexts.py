@@ -109,6 +109,16 @@ def test_so_is_one_that_goes_before_its_login(here: Path) -> None:
     assert done.stderr == "abcast: ABCAST_KAFKA_PROTOCOL goes before kafka.protocol of the context prod\n"
 
 
+@pytest.mark.parametrize(("key", "variable"), [("password", "PASSWORD_FILE"), ("key_password_file", "KEY_PASSWORD")])
+def test_so_is_the_other_form_of_a_secret(tmp_path: Path, key: str, variable: str) -> None:
+    """A password and its file exclude each other, so either hides both of the context's."""
+    (tmp_path / "abcast.toml").write_text(f"[contexts.prod.kafka]\nprotocol = 'SSL'\n{key} = 'x'\n")
+    (tmp_path / "abcast.toml").chmod(0o600)
+    variables = {f"ABCAST_KAFKA_{variable}": "y"}
+    done = abcast_here("config", "show", "--context", "prod", cwd=tmp_path, variables=variables)
+    assert done.stderr == f"abcast: ABCAST_KAFKA_{variable} goes before kafka.{key} of the context prod\n"
+
+
 def test_a_login_that_goes_to_other_servers_is_told(here: Path) -> None:
     line = ("config", "show", "--context", "prod", "--bootstrap-servers")
     told = "the login of the context prod goes to other:1 (argument), not to the context's servers, prod:1\n"

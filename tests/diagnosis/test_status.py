@@ -29,7 +29,7 @@ from connectors.kafka.log.sign_of_life import Sign, SignsOfLife, read_signs
 from connectors.takeover.ticks import tick
 from connectors.testing.memory_kafka import MemoryConnection, MemoryMetadataClient
 from jobs.inspection.status import status as status_command
-from ordering.base.errors import KafkaRefused
+from ordering.base.errors import KafkaRefused, TopicMissing
 from ordering.base.names import Role, Topic, relay_of
 from ordering.base.reader import Seal
 from ordering.base.records import HEARTBEAT, Forward, Source
@@ -317,6 +317,15 @@ def test_signs_of_groups_beside_one_that_is_hidden(
     assert {group: sign.epoch for group, sign in found.items()} == {"g": 3}
     with pytest.raises(KafkaRefused):
         read_signs(connection, ["hidden"], "nyc")
+
+
+def test_a_group_without_forward(connection: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its sequencer is silent, and the reason is another one than a missing job. A hidden topic may be there."""
+    monkeypatch.setattr(status, "find_topics", lambda _: [Topic("g", "data", "nyc")])
+    assert read_status(connection, "g", "nyc").lag == 0, "hidden"
+    del connection.topics.partitions[FORWARD]
+    with pytest.raises(TopicMissing, match=r"topic abcast\.g\.forward\.nyc does not exist: .*`abcast topics create"):
+        read_status(connection, "g", "nyc")
 
 
 def test_the_last_acts_of_operators_are_shown(connection: MemoryConnection) -> None:

@@ -25,6 +25,7 @@ from connectors.ledger.table_state import (
     read_table_state,
     read_views_state,
 )
+from ordering.base.errors import EnvironmentProblem
 
 HOW = "With the job stopped, move {0}/ledger and {0}/views away, and start it again"
 
@@ -119,6 +120,14 @@ def test_half_a_table(table: Path, damage: Callable[[Path], None]) -> None:
         start()
     assert "\n" not in str(caught.value)
     assert not caught.value.retriable
+
+
+def test_a_log_that_can_not_be_read(table: Path) -> None:
+    """The library's message comes without its colours and lines."""
+    shutil.rmtree(table / "_delta_log")
+    (table / "_delta_log").write_text("")
+    with pytest.raises(EnvironmentProblem, match=rf"^the Delta table {table} can't be read: [^\x00-\x1f]+\.$"):
+        read_table_state(table)
 
 
 def test_a_commit_that_stands(table: Path, tmp_path: Path) -> None:

@@ -31,6 +31,12 @@ def test_a_file_in_the_place_of_the_directory_is_said(tmp_path: Path) -> None:
         check_writable(tmp_path / "data")
 
 
+def test_a_file_in_the_place_of_a_table_is_said(tmp_path: Path) -> None:
+    (tmp_path / "ledger").write_text("")
+    with pytest.raises(UsageError, match=f"{tmp_path}/ledger is the place of a Delta table, and a file"):
+        check_writable(tmp_path)
+
+
 def test_a_directory_made_anew_is_another(tmp_path: Path) -> None:
     with held(tmp_path / "a") as directory:
         directory.check()
