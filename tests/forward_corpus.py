@@ -10,9 +10,19 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from connectors.kafka.codec import codec
+from connectors.kafka.codec.codec import WRONG_LOCAL_SEQNOS
 from connectors.kafka.codec.dead_letter_codec import DEAD_LETTER_HEADER
 from connectors.kafka.codec.headers import DEPENDS_HEADER
 from connectors.kafka.codec.plain_record import UNREAD_HEADER
+from ordering.base.packs import (
+    MAX_PACK_BYTES,
+    MAX_PACK_MESSAGES,
+    PACK_TOO_LARGE,
+    WRONG_COUNT,
+    WRONG_LAYOUT,
+    WRONG_LENGTHS,
+    encode_pack,
+)
 from ordering.base.records import CLOCK_AHEAD_MS, INCARNATIONS_A_MS, MAX_HEADERS_BYTES, MAX_NUMBER, MAX_PAYLOAD_BYTES
 
 TOPIC = "abcast.orders.forward.nyc"
@@ -20,6 +30,7 @@ RELAYED = "abcast.orders.relayed-sfo.nyc"
 TIMESTAMP_MS = 1_700_000_000_123
 
 RawHeaders = Sequence[tuple[str, bytes]]
+PACK = encode_pack([b"buy 100", b"", b"sell 50"])
 
 
 class Case(NamedTuple):
@@ -143,6 +154,55 @@ def _of(incarnation: int) -> RawHeaders:
     return _says(f"2 message {incarnation} 1")
 
 
+def _pack_cases() -> list[Case]:
+    said = {
+        "is one number": b"7",
+        "has no first number": b"-9",
+        "has no last number": b"7-",
+        "is a pack of one": b"7-7",
+        "goes backwards": b"9-7",
+        "begins at 0": b"0-2",
+        "has a leading zero": b"7-09",
+        "has three numbers": b"7-9-11",
+        "has a blank": b"7 -9",
+        "has 19 digits": b"1-1000000000000000000",
+        "is missing": b"",
+    }
+    wrong = {
+        "a message too few": (b"7-10", PACK, WRONG_LENGTHS),
+        "a message too many": (b"7-8", PACK, WRONG_LENGTHS),
+        "more than it can have": (b"1-999999999999999999", PACK, WRONG_COUNT),
+        "no value": (b"7-9", b"", WRONG_LAYOUT),
+        "another layout": (b"7-9", b"\2" + PACK[1:], WRONG_LAYOUT),
+        "a length beyond all": (b"7-9", PACK[:1] + b"\xff" * 4 + PACK[5:], WRONG_LENGTHS),
+        "cut lengths": (b"7-9", PACK[:9], WRONG_LENGTHS),
+        "a byte behind it": (b"7-9", PACK + b"x", WRONG_LENGTHS),
+        "a byte over the limit": (b"7-8", encode_pack([b"x" * (MAX_PACK_BYTES - 9), b""]) + b"x", PACK_TOO_LARGE),
+    }
+    full = encode_pack([b"x" * (MAX_PACK_BYTES - 9), b""]), encode_pack([b""] * MAX_PACK_MESSAGES)
+    good = (b"7-9", PACK), (b"7-8", full[0]), (b"1-%d" % MAX_PACK_MESSAGES, full[1])
+    return [
+        *(
+            Case(f"a pack, {numbers!r}", ALICE, value, _says(b"2 messages 1 " + numbers), None)
+            for numbers, value in good
+        ),
+        Case("a pack, with headers", ALICE, PACK, [*_says("2 messages 1 7-9"), ("trace", b"7")], None),
+        Case("a pack, with a field more", ALICE, PACK, _says("2 messages 1 7-9 later"), None),
+        Case("a pack, null", ALICE, None, _says("2 messages 1 7-9"), codec.NO_PAYLOAD),
+        Case("a pack of another site", BOB, PACK, _says("2 messages 1 7-9"), codec.WRONG_SITE),
+        Case("a pack, relayed", BOB, PACK, _says(f"2 messages 1 7-9 {MARK} -"), None, RELAYED),
+        Case("a pack, by a link", BOB, PACK, _says("2 messages 1 7-9 - 17.4.9.3"), codec.WRONG_LINK, RELAYED),
+        *(
+            Case(f"local seqnos of a pack, {what}", ALICE, PACK, _says(b"2 messages 1 " + text), WRONG_LOCAL_SEQNOS)
+            for what, text in said.items()
+        ),
+        *(
+            Case(f"a pack, {what}", ALICE, value, _says(b"2 messages 1 " + numbers), reason)
+            for what, (numbers, value, reason) in wrong.items()
+        ),
+    ]
+
+
 CORPUS: tuple[Case, ...] = (
     Case("good", ALICE, b"buy 100", GOOD, None),
     Case("empty payload", ALICE, b"", GOOD, None),
@@ -250,6 +310,7 @@ CORPUS: tuple[Case, ...] = (
     Case("another site", b"sfo/bob", b"x", GOOD, codec.WRONG_SITE),
     Case("a site that begins like ours", b"nyc2/bob", b"x", GOOD, codec.WRONG_SITE),
     Case("no site", b"alice", b"x", GOOD, codec.WRONG_SITE),
+    *_pack_cases(),
     _asked("from the neighbour", None),
     Case(
         "relayed, with an application header",

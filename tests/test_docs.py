@@ -25,7 +25,7 @@ from connectors.kafka.topics import topics
 from connectors.storage.settings import configured_storage
 from jobs.cli import command
 from jobs.terminal import options
-from ordering.base import names, records
+from ordering.base import names, packs, records
 from ordering.base.capacity import MAX_MEMBERS_BYTES, MAX_SENDERS_BYTES, NO_ROOM
 from ordering.base.kinds import DECIDED_KINDS, FORWARD_KINDS, NEXT_KINDS, WITHOUT_SEQNO
 from ordering.base.names import BY_RELAYS, ROLES, Topic
@@ -197,6 +197,7 @@ def test_reasons() -> None:
         codec.NO_SENDER,
         codec.WRONG_INCARNATION,
         codec.WRONG_LOCAL_SEQNO,
+        codec.WRONG_LOCAL_SEQNOS,
         codec.FUTURE_INCARNATION,
         codec.WRONG_LINK,
         codec.WRONG_SITE,
@@ -204,7 +205,12 @@ def test_reasons() -> None:
         codec.RESERVED_NAME,
         codec.NO_PAYLOAD,
         codec.PAYLOAD_TOO_LARGE,
+        packs.WRONG_COUNT,
+        packs.PACK_TOO_LARGE,
+        packs.WRONG_LAYOUT,
+        packs.WRONG_LENGTHS,
         BAD_ADDRESS,
+        packs.NO_PACKS,
         NOT_A_MEMBER,
         FORGOTTEN,
         NO_ROOM,

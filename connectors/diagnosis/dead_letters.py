@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from kafka.structs import TopicPartition
 
+from connectors.kafka.codec.codec import decode_local_seqnos
 from connectors.kafka.codec.dead_letter_codec import decode_dead_letter
 from connectors.kafka.codec.headers import (
     DEPENDS_HEADER,
@@ -26,9 +27,11 @@ from connectors.kafka.codec.headers import (
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.connection.ranges import read_range
 from connectors.kafka.log.data_log import DataLog, topic_missing
-from ordering.base.errors import AbcastError, UsageError
+from ordering.base.errors import AbcastError, ProtocolViolation, UsageError
+from ordering.base.kinds import MESSAGE_KINDS
 from ordering.base.names import Topic
-from ordering.base.records import MAX_PAYLOAD_BYTES, MESSAGE, MESSAGES, Data, Headers, MessageId, Partition
+from ordering.base.packs import decode_pack
+from ordering.base.records import MAX_PAYLOAD_BYTES, MESSAGE, MESSAGES, Headers, Partition
 from ordering.sequencer.sequencer import FORGOTTEN
 from ordering.sequencer.state import SequencerState
 
@@ -77,14 +80,14 @@ def read_dead_letters(
             yield StoredLetter(record.offset, record.timestamp, source, reason, record.key, record.value, headers)
 
 
-def message_of(letter: StoredLetter, group: str, site: str, who: str) -> tuple[bytes, Headers]:
-    """Return payload and headers of the message that sends a dead letter again. `who`: the operator.
+def messages_of(letter: StoredLetter, group: str, site: str, who: str) -> tuple[list[bytes], Headers]:
+    """Return the payloads and the headers of the messages that send a dead letter again. `who`: the operator.
 
-    Raises UsageError if the letter is no message, or one that would be refused again.
+    A pack has several. Raises UsageError if the letter is no message, or one that would be refused again.
     """
     cannot = f"dead letter {letter.offset} can't be sent again:"
     kind = b" ".join(first_fields(letter.headers, 2)[1:]).decode("ascii", "replace")
-    if kind not in (MESSAGE, ""):
+    if kind not in (MESSAGE, MESSAGES, ""):
         raise UsageError(f"{cannot} it is a record {kind!r}, not a message.")
     if letter.payload is None:
         raise UsageError(f"{cannot} it has no payload ({letter.reason}).")
@@ -98,11 +101,14 @@ def message_of(letter: StoredLetter, group: str, site: str, who: str) -> tuple[b
         (RESENT_HEADER, f"{_place(group, site, letter.offset)} {sender}".encode("ascii")),
         (RESENT_BY_HEADER, who.encode()),
     )
+    own_ids = _ids(letter.sender, letter.headers)
     replaced = (DEPENDS_HEADER, RESENT_HEADER, RESENT_BY_HEADER)
     kept = [header for header in without_nulls(application) if header[0] not in replaced]
     try:
-        return letter.payload, check_application_headers((*kept, *ours))
-    except UsageError as error:
+        checked = check_application_headers((*kept, *ours))
+        count = 1 if own_ids is None else own_ids.messages
+        return (decode_pack(letter.payload, count) if kind == MESSAGES else [letter.payload]), checked
+    except (ProtocolViolation, UsageError) as error:
         raise UsageError(f"{cannot} {error}") from error
 
 
@@ -115,15 +121,16 @@ def check_unsent(connection: Connection, group: str, site: str, letter: StoredLe
     Raises AbcastError if there is one; UsageError if there may have been one, which nobody can tell any more; else as
     `DataLog` does.
     """
-    since_ms, own = max(0, letter.at_ms - _CLOCKS_DIFFER_MS), _id_of(letter)
+    since_ms, own = max(0, letter.at_ms - _CLOCKS_DIFFER_MS), _ids(letter.sender, letter.headers)
     mark = _place(group, site, letter.offset).encode("ascii")
     with DataLog(connection, group, site) as data:
         start, end = data.offset_since(since_ms), data.end()
         for _, _, record in data.records(start, end):
             if _is_resent(record.headers, mark):
                 raise _sent(letter, f"was sent again before, as seqno {record.seqno}")
-            if own is not None and record.kind in (MESSAGE, MESSAGES) and _has(record, own):
-                seqno = record.seqno + own.local_seqno - record.local_seqno
+            last = record.last_local_seqno
+            if record.kind in MESSAGE_KINDS and _Ids(*record.id, last - record.local_seqno + 1).meet(own):
+                seqno = record.seqno + (max(own.local_seqno, record.local_seqno) if own else 0) - record.local_seqno
                 raise _sent(letter, f"is in the order as seqno {seqno}, since its sender has repeated it")
         if data.beginning() >= start > 0:
             raise _unknown(letter, "the DATA records of its time are purged, and a resend may have been among them")
@@ -131,9 +138,9 @@ def check_unsent(connection: Connection, group: str, site: str, letter: StoredLe
     floor = state.membership.incarnation_floor
     if letter.reason == FORGOTTEN or (own is not None and own.incarnation <= floor):
         raise _unknown(letter, "the order may have its message, from before its sender was forgotten")
-    for source, record_id, headers in _waiting(connection, Topic(group, "forward", site), since_ms, state):
+    for source, ids, headers in _waiting(connection, Topic(group, "forward", site), since_ms, state):
         is_resent = _is_resent(headers, mark)
-        if (is_resent or (own is not None and record_id == own)) and source not in _refused(connection, group, site):
+        if (is_resent or (ids is not None and ids.meet(own))) and source not in _refused(connection, group, site):
             raise _sent(
                 letter,
                 "was sent again before, and waits for a sequencer"
@@ -144,8 +151,8 @@ def check_unsent(connection: Connection, group: str, site: str, letter: StoredLe
 
 def _waiting(
     connection: Connection, topic: Topic, since_ms: int, state: SequencerState
-) -> Iterator[tuple[str, MessageId | None, Headers]]:
-    """Yield place, id and headers of the FORWARD records that the sequencer of `state` has yet to consider."""
+) -> Iterator[tuple[str, _Ids | None, Headers]]:
+    """Yield place, ids and headers of the FORWARD records that the sequencer of `state` has yet to consider."""
     with closing(connection.consumer()) as consumer:
         with connection.reachable("READ", str(topic)):
             places = [TopicPartition(str(topic), number) for number in consumer.partitions_for_topic(str(topic))]
@@ -157,7 +164,7 @@ def _waiting(
             considered = max(state.positions.get(partition, 0), state.decided.get(partition, 0))
             for record in read_range(connection, consumer, place, max(int(first.offset), considered), int(ends[place])):
                 headers = tuple(record.headers)
-                yield f"{partition}:{record.offset}", _message_id(record.key, headers), headers
+                yield f"{partition}:{record.offset}", _ids(record.key, headers), headers
 
 
 def _refused(connection: Connection, group: str, site: str) -> set[str]:
@@ -169,23 +176,29 @@ def _is_resent(headers: Headers, mark: bytes) -> bool:
     return any(name == RESENT_HEADER and (value or b"").split(b" ")[0] == mark for name, value in headers)
 
 
-def _has(record: Data, own: MessageId) -> bool:
-    return (record.sender, record.incarnation) == own[:2] and (
-        record.local_seqno <= own.local_seqno <= record.last_local_seqno
-    )
+class _Ids(NamedTuple):
+    """The ids of a record's messages."""
+
+    sender: str
+    incarnation: int
+    local_seqno: int
+    messages: int
+
+    def meet(self, other: _Ids | None) -> bool:
+        """Whether a message has one of the other ids, too."""
+        if other is None or self[:2] != other[:2]:
+            return False
+        ends, other_ends = self.local_seqno + self.messages, other.local_seqno + other.messages
+        return self.local_seqno < other_ends and other.local_seqno < ends
 
 
-def _id_of(letter: StoredLetter) -> MessageId | None:
-    """Return the id that the refused message has; None if it has none."""
-    return _message_id(letter.sender, letter.headers)
-
-
-def _message_id(key: bytes | None, headers: Headers) -> MessageId | None:
-    fields = first_fields(headers, 4)
-    incarnation, local_seqno = (parse_number(field) for field in (*fields[2:], None, None)[:2])
+def _ids(key: bytes | None, headers: Headers) -> _Ids | None:
+    """Return the ids that the messages of a FORWARD record have; None if it has none."""
+    _, kind, incarnation_text, numbers = (*first_fields(headers, 4), b"", b"", b"", b"")[:4]
+    incarnation, (local_seqno, count) = parse_number(incarnation_text), decode_local_seqnos(kind, numbers)
     if key is None or incarnation is None or local_seqno is None:
         return None
-    return MessageId(key.decode("ascii", "backslashreplace"), incarnation, local_seqno)
+    return _Ids(key.decode("ascii", "backslashreplace"), incarnation, local_seqno, count)
 
 
 def _sent(letter: StoredLetter, how: str) -> AbcastError:

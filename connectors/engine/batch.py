@@ -22,12 +22,11 @@ from connectors.kafka.codec.codec import FORWARD_FIELDS
 from connectors.kafka.codec.headers import HEADER, VERSION, highest_incarnation
 from connectors.kafka.transport import Record as Read
 from connectors.takeover.rows import Output, OutputTopics, Rows, by_rows, decoded
-from ordering.base.kinds import COLUMN_KINDS
-from ordering.base.packs import encode_pack, parts
+from ordering.base.kinds import COLUMN_KINDS, MESSAGE_KINDS
+from ordering.base.packs import encode_pack, parts, rest_of
 from ordering.base.records import (
     MAX_NUMBER,
     MAX_PAYLOAD_BYTES,
-    MESSAGE,
     MESSAGES,
     Data,
     DeadLetter,
@@ -99,6 +98,8 @@ class _Columns:
         self._indices: list[int] = []
         """For each row, an index into `_common`."""
         self._local_seqno: list[int] = []
+        self._count: dict[int, int] = {}
+        """The messages of the packs, which are irregular rows."""
         for place, records in rows:
             self._read(place, records)
 
@@ -129,6 +130,8 @@ class _Columns:
             else:
                 add_index(self._index_of(record.sender, record.incarnation, record.kind))
                 add_local_seqno(record.local_seqno)
+                if record.kind == MESSAGES:
+                    self._count[len(self._indices) - 1] = record.count
 
     def _judge(self, place: TopicPartition, raw: Read, head: bytes, highest: int) -> int | None:
         """Return the index of the record's sender and kind; None if a record with this beginning may be irregular."""
@@ -143,7 +146,7 @@ class _Columns:
 
     def _index_of(self, sender: str, incarnation: int, kind: str) -> int:
         code = self._senders.setdefault(sender, len(self._senders))
-        return self._common.setdefault(_SenderAndKind(code, incarnation, kind == MESSAGE), len(self._common))
+        return self._common.setdefault(_SenderAndKind(code, incarnation, kind in MESSAGE_KINDS), len(self._common))
 
     def forward(self) -> ForwardColumns:
         """Return the columns on which the core decides."""
@@ -161,6 +164,9 @@ class _Columns:
                 controls[row] = record.kind, record.payload
         sender, incarnation, is_message = (np.array(column) for column in zip(*self._common, strict=True))
         index = np.array(self._indices, dtype=np.int64)
+        count = np.ones(size, np.int64) if self._count else None
+        if count is not None:
+            count[list(self._count)] = list(self._count.values())
         return ForwardColumns(
             partitions=[Partition(place.topic, place.partition) for place, _ in self._rows],
             partition=np.repeat(np.arange(len(self._rows)), [len(records) for _, records in self._rows]),
@@ -174,6 +180,7 @@ class _Columns:
             is_message=is_message[index],
             controls=controls,
             link=_link_columns(links, size),
+            count=count,
         )
 
     def packs(
@@ -240,6 +247,7 @@ class _Columns:
             return DeadLetter(source, reason)
         if not seqno or record is None:
             return None
+        record = rest_of(record, decisions.taken.get(row, 1))
         kind, payload = decisions.controls.get(row, (record.kind, record.payload))
         return data_of(state, seqno, record, kind, payload)
 

@@ -40,6 +40,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
 from connectors.kafka.codec import codec
+from connectors.kafka.codec.codec import encode_data
 from connectors.kafka.codec.dead_letter_codec import dead_letter_headers, encode_dead_letter
 from connectors.kafka.codec.headers import HEADER, VERSION
 from connectors.sequencer import stored_state
@@ -58,12 +59,13 @@ from connectors.sequencer.stored_state import StoredState, load, store
 from connectors.spark.forward_rows import LINK_COLUMNS, RECORD_SCHEMA, forward_rows
 from connectors.spark.own_columns import block_of, rows_of_runs, set_aside
 from ordering.base.errors import AbcastError, ProtocolViolation
-from ordering.base.kinds import COLUMN_KINDS, FORWARD_KINDS
+from ordering.base.kinds import COLUMN_KINDS, FORWARD_KINDS, MESSAGE_KINDS
 from ordering.base.names import Topic
-from ordering.base.records import MESSAGE, DeadLetter, Link, Malformed, Partition, Source
+from ordering.base.packs import rest_of
+from ordering.base.records import MESSAGE, MESSAGES, DeadLetter, Forward, Link, Malformed, Partition, Source
 from ordering.sequencer.columns import ForwardColumns, Ints, step_columns
 from ordering.sequencer.links import LinkColumns
-from ordering.sequencer.sequencer import begin_batch, end_batch
+from ordering.sequencer.sequencer import begin_batch, data_of, end_batch
 from ordering.sequencer.state import SequencerState
 
 READERS_A_GROUP_AT_ONCE = 4
@@ -71,6 +73,7 @@ READERS_A_GROUP_AT_ONCE = 4
 _SOURCE = ["topic", "partition", "offset"]
 _FROM_HEADERS = ["sender", "incarnation", "local_seqno", "kind"]
 _IS_MESSAGE = FORWARD_KINDS.index(MESSAGE)
+_MESSAGE_KINDS = [FORWARD_KINDS.index(kind) for kind in MESSAGE_KINDS]
 _FIRST_CONTROL = len(COLUMN_KINDS)
 
 
@@ -210,7 +213,7 @@ def decide_chunk(
     `headers_only`: plain messages are in the JVM's buffer.
     """
     partitions, partition = _partitions(chunk)
-    rows, error = _read_irregular(chunk, partitions, partition)
+    rows, error, packs = _read_irregular(chunk, partitions, partition)
     well_formed = error == None  # noqa: E711 - element by element
     sender, senders = pd.factorize(rows["sender"])
     kind, incarnation, offset = rows["kind"], rows["incarnation"], chunk["offset"].to_numpy()
@@ -231,9 +234,10 @@ def decide_chunk(
             local_seqno=rows["local_seqno"],
             well_formed=well_formed,
             timestamp_ms=chunk["forwarded_at_ms"].to_numpy(),
-            is_message=kind == _IS_MESSAGE,
+            is_message=np.isin(kind, _MESSAGE_KINDS),
             controls=controls,
             link=link,
+            count=_counts(packs, len(chunk)),
         ),
     )
     aside = chunk["plain"].to_numpy(dtype=bool) & (kind == _IS_MESSAGE) & headers_only
@@ -242,7 +246,8 @@ def decide_chunk(
         error[mask] = reason
         dead |= mask
     runs: list[dict[str, Any]] = []
-    for first, end in _runs(partition, offset, sender, incarnation, aside, decisions.seqno, dead, controls):
+    alone = [*controls, *packs]
+    for first, end in _runs(partition, offset, sender, incarnation, aside, decisions.seqno, dead, alone):
         run = slice(first, end)
         place = {
             "topic": partitions[partition[first]].topic,
@@ -266,6 +271,11 @@ def decide_chunk(
         }
         if aside[first]:
             runs.append(decided)
+            continue
+        if first in packs:
+            pack = rest_of(packs[first], decisions.taken[first])
+            data = data_of(state, decided["first_seqno"], pack, MESSAGES, pack.payload)
+            runs.append({**decided, "kind": MESSAGES, **record_columns([encode_data(data)])})
             continue
         codes, by_code = np.unique(sender[run], return_index=True)
         # A control record is a run of its own, with the kind and the payload of the decision.
@@ -300,8 +310,8 @@ def _link_of_run(link: LinkColumns | None, run: slice) -> dict[str, list[int]]:
 
 def _read_irregular(
     chunk: pd.DataFrame, partitions: Sequence[Partition], partition: Ints
-) -> tuple[dict[str, NDArray[Any]], NDArray[np.object_]]:
-    """Return the columns from headers, after the codec has decoded irregular rows; and each row's error."""
+) -> tuple[dict[str, NDArray[Any]], NDArray[np.object_], dict[int, Forward]]:
+    """Return the columns from headers, after the codec has decoded irregular rows; each row's error; and the packs."""
     columns = {name: chunk[name].to_numpy() for name in (*_FROM_HEADERS, *LINK_COLUMNS) if name in chunk}
     error = np.full(len(chunk), None, dtype=object)
     headers = np.full(len(chunk), None, dtype=object)
@@ -310,7 +320,8 @@ def _read_irregular(
         headers[row] = unpack_headers(packed.iloc[row])
     irregular = np.flatnonzero(~chunk["plain"].to_numpy(dtype=bool)).tolist()
     if not irregular:
-        return {**columns, "headers": headers}, error
+        return {**columns, "headers": headers}, error, {}
+    packs: dict[int, Forward] = {}
     columns = {name: column.copy() for name, column in columns.items()}
     for row, offset, key, value, at_ms in zip(
         irregular, *(chunk[name].iloc[irregular] for name in ("offset", "key", "value", "forwarded_at_ms")), strict=True
@@ -326,9 +337,19 @@ def _read_irregular(
         columns["local_seqno"][row] = record.local_seqno
         columns["kind"][row] = FORWARD_KINDS.index(record.kind)
         headers[row] = record.headers
+        if record.kind == MESSAGES:
+            packs[row] = record
         for name, number in zip(LINK_COLUMNS, record.link or (), strict=False):
             columns[name][row] = number
-    return {**columns, "headers": headers}, error
+    return {**columns, "headers": headers}, error, packs
+
+
+def _counts(packs: Mapping[int, Forward], size: int) -> Ints | None:
+    if not packs:
+        return None
+    counts = np.ones(size, np.int64)
+    counts[list(packs)] = [pack.count for pack in packs.values()]
+    return counts
 
 
 def _reasons(rows: pd.DataFrame, reasons: Iterable[str]) -> dict[str, list[Any]]:
@@ -381,16 +402,16 @@ def _runs(
     aside: NDArray[np.bool_],
     seqno: Ints,
     dead: NDArray[np.bool_],
-    controls: Iterable[int],
+    alone: Iterable[int],
 ) -> Iterator[tuple[int, int]]:
     """Yield the (first, end) of every run of rows to write.
 
     The rows of a run are of one partition, with consecutive offsets, all accepted (so with consecutive seqnos) or all
-    dead, all in the JVM's buffer or none, and with one incarnation a sender. A control row is a run of its own.
+    dead, all in the JVM's buffer or none, and with one incarnation a sender. A row of `alone` is a run of its own.
     """
     kind = np.where(dead, 2, np.where(seqno > 0, 1, 0))
     breaks = (np.diff(partition) != 0) | (np.diff(offset) != 1) | (np.diff(kind) != 0) | np.diff(aside)
-    for row in controls:
+    for row in alone:
         breaks[max(0, row - 1) : row + 1] = True
     # A chunk with two incarnations of a sender is rare: every change between two rows breaks a run then.
     of_sender = np.full(int(sender.max(initial=0)) + 1, -1, dtype=np.int64)

@@ -3,7 +3,7 @@
 Nearly all records break no rule: they are *plain*, and become columns. An irregular record keeps its key and all its
 headers, and `connectors.kafka.codec.codec` decodes it, row by row: so one place has the reasons of refusals. No plain
 record breaks a rule. Some irregular records break none either: those with another header first, or with fields behind
-the known ones.
+the known ones. Packs are irregular, too: one row for many messages.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from ordering.base.records import (
     MAX_PAYLOAD_BYTES,
     MAX_RECORD_BYTES,
     MESSAGE,
+    MESSAGES,
     SKIP,
 )
 
@@ -95,7 +96,7 @@ def _rules(site: str, *, relayed: bool, agreed: bool, headers_only: bool) -> str
         "relayed_fields": codec.RELAYED_FIELDS,
         "agreed_at_ms": codec.AGREED_FIELDS.index("AT_MS"),
         "kinds": FORWARD_KINDS,
-        "never_plain": sorted(set(ONLY_OF_RELAYS).difference(COLUMN_KINDS)),
+        "never_plain": sorted({*ONLY_OF_RELAYS}.difference(COLUMN_KINDS) | {MESSAGES}),
         "message": MESSAGE,
         "heartbeat": HEARTBEAT,
         "skip": SKIP,

@@ -78,7 +78,7 @@ def _has_source(data: DataLog, consumer: Consumer, record: Data) -> bool:
         forward = decode_forward(source, each.key, each.value, each.headers, each.timestamp)
         if not isinstance(forward, Forward) or (forward.sender, forward.incarnation) != record.id[:2]:
             return False
-        return record.local_seqno <= forward.local_seqno <= record.last_local_seqno
+        return record.local_seqno <= forward.last_local_seqno <= record.last_local_seqno
     return False
 
 

@@ -76,6 +76,8 @@ class Kind:
 _CLIENT, _RELAY, _SEQUENCER = WrittenBy.CLIENT, WrittenBy.RELAY, WrittenBy.SEQUENCER
 KINDS = (
     Kind(records.MESSAGE, Way.NEXT, _CLIENT, Rank.MEMBER, Linked.MAYBE, in_columns=True),
+    # A pack: each reader takes it as its messages.
+    Kind(records.MESSAGES, Way.NEXT, _CLIENT, Rank.MEMBER, in_columns=True, takes_several=True),
     Kind(records.HEARTBEAT, Way.HEARD, _CLIENT | _RELAY | WrittenBy.TICK, in_columns=True),
     Kind(records.SKIP, Way.OF_LINK, _RELAY, linked=Linked.ALWAYS, in_columns=True),
     Kind(records.JOIN, Way.NEXT, _CLIENT, watches=True),
@@ -89,7 +91,6 @@ KINDS = (
     Kind(records.LINK_START, Way.OF_LINK, _RELAY),
     Kind(records.VIEW, Way.DECIDED, _SEQUENCER, across=records.REMOTE_VIEW, watches=True),
     Kind(records.FLUSH_COMPLETED, Way.DECIDED, _SEQUENCER),
-    Kind(records.MESSAGES, Way.DECIDED, _CLIENT, takes_several=True),  # a pack: each reader takes it as its messages
     Kind(records.REFUSED, Way.DECIDED, _CLIENT),  # a client's control record that changes nothing
     Kind(records.RESTORED, Way.DECIDED, _SEQUENCER, takes_several=True),  # `abcast restore` writes it
     Kind(records.EPOCH, Way.BESIDE, _SEQUENCER),
@@ -119,7 +120,7 @@ RESERVED |= {(ADMIN_NAME, kind.name) for kind in KINDS if WrittenBy.ADMIN in kin
 """The reserved names of senders, relays aside, with the kinds that abcast writes under each."""
 
 MESSAGE_KINDS = frozenset((records.MESSAGE, records.MESSAGES))
-"""DATA kinds that bring messages of applications, one or several. All others may change the membership."""
+"""Kinds that bring messages of applications, one or several. All others may change the membership."""
 DATA_KINDS = frozenset(_of(Way.NEXT, Way.NEWER, Way.DECIDED, Way.BESIDE))
 """The DATA kinds that this version knows. A record of any other kind takes its seqnos and has no other effect."""
 SINGLE_KINDS = DATA_KINDS.difference(_of(which=lambda kind: kind.takes_several))

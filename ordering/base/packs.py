@@ -15,6 +15,9 @@ local seqno from the record's one on, and in DATA the n-th seqno.
 
 Readers take a pack as its messages. One that begins in the middle of a pack goes on with the next message of it.
 
+A sender writes packs of two messages or more into FORWARD, in a group of format 3. A sequencer takes the messages of a
+pack behind the sender's received row, all or none: it cuts the pack there (`rest_of`), and makes one record of DATA.
+
 Invariant: a value that `fault` passes is split into COUNT payloads that use each byte of it once. Any other value is
 refused before anything is allocated for it: the work is bounded by the length of the value, whatever COUNT says. A
 crash can't tear a pack, since it is one record of Kafka.
@@ -29,7 +32,7 @@ from dataclasses import replace
 from itertools import accumulate, pairwise
 
 from ordering.base.errors import ProtocolViolation
-from ordering.base.records import MESSAGE, MESSAGES, Data
+from ordering.base.records import MESSAGE, MESSAGES, Data, Forward
 
 LAYOUT = 1
 """The version of the layout, the first byte."""
@@ -43,6 +46,7 @@ WRONG_COUNT = f"COUNT of a pack is missing or not a number from 1 to {MAX_PACK_M
 PACK_TOO_LARGE = f"the pack is over {MAX_PACK_BYTES} bytes"
 WRONG_LAYOUT = f"the pack does not begin with the version of its layout, {LAYOUT}"
 WRONG_LENGTHS = "the lengths in the pack do not add up to its payloads"
+NO_PACKS = "the group takes no packs: they begin with format 3 (abcast topics upgrade), and sites that agree take none"
 
 _LENGTH = 4
 
@@ -102,6 +106,15 @@ def offsets(value: bytes, count: int) -> list[int]:
 def decode_pack(value: bytes, count: int) -> list[bytes]:
     """Return the payloads of the pack, in order. Raises as `offsets`."""
     return [value[begin:end] for begin, end in pairwise(offsets(value, count))]
+
+
+def rest_of(record: Forward, taken: int) -> Forward:
+    """Return the record with its last `taken` messages only. Raises as `offsets`."""
+    if taken == record.count:
+        return record
+    payload = encode_pack(decode_pack(record.payload, record.count)[-taken:])
+    local_seqno = record.last_local_seqno - taken + 1
+    return replace(record, local_seqno=local_seqno, payload=payload, count=taken)
 
 
 def unpacked(record: Data) -> Iterator[Data]:

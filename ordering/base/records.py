@@ -141,7 +141,10 @@ class MessageId(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """A record from a member to the sequencer. `timestamp_ms` is the broker's (ms since 1970, UTC)."""
+    """A record from a member to the sequencer. `timestamp_ms` is the broker's (ms since 1970, UTC).
+
+    A pack, of the kind `messages`, has `count` messages, at least two, with local seqnos from `local_seqno` on.
+    """
 
     sender: str
     incarnation: int
@@ -152,11 +155,17 @@ class Forward:
     kind: str = MESSAGE
     timestamp_ms: int = 0
     link: Link | None = None
+    count: int = 1
 
     @property
     def id(self) -> MessageId:
-        """The message's identity."""
+        """The identity of the message, of a pack's first one."""
         return MessageId(self.sender, self.incarnation, self.local_seqno)
+
+    @property
+    def last_local_seqno(self) -> int:
+        """The last local seqno that the record takes."""
+        return self.local_seqno + self.count - 1
 
 
 @dataclass(frozen=True, slots=True)

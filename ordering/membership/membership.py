@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from ordering.base.canonical import UNREADABLE, canonical_json
 from ordering.base.capacity import NO_ROOM_FOR_MEMBERS, has_room_for_member
 from ordering.base.errors import ProtocolViolation, UsageError
-from ordering.base.kinds import NEEDS, Rank
+from ordering.base.kinds import MESSAGE_KINDS, NEEDS, Rank
 from ordering.base.names import is_address, is_relay, relay_of
 from ordering.base.records import (
     FLUSH_COMPLETED,
@@ -33,7 +33,6 @@ from ordering.base.records import (
     JOIN,
     LEAVE,
     MAX_NUMBER,
-    MESSAGE,
     REFUSED,
     REMOTE_VIEW,
     SETTINGS,
@@ -155,7 +154,7 @@ class Membership:
 
     def is_silenced(self, address: str, kind: str) -> bool:
         """Whether the sender is quiet after its FLUSH_OK. Its messages are dropped until it sends them again later."""
-        return kind == MESSAGE and address in self._silenced
+        return kind in MESSAGE_KINDS and address in self._silenced
 
     def last_incarnation_over(self, address: str, *, has_row: bool) -> int:
         """Return the highest incarnation of a sender that is over: nothing more of it is ordered. 0 if there is none.

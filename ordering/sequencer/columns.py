@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -19,14 +20,27 @@ from numpy.typing import NDArray
 
 from ordering.base.capacity import NO_ROOM, has_room_for_all
 from ordering.base.errors import ProtocolViolation
+from ordering.base.formats import PACKS
 from ordering.base.names import is_address
-from ordering.base.records import HEARTBEAT, MESSAGE, SKIP, DeadLetter, Forward, Link, Malformed, Partition, Source
+from ordering.base.packs import NO_PACKS, encode_pack
+from ordering.base.records import (
+    HEARTBEAT,
+    MESSAGE,
+    MESSAGES,
+    SKIP,
+    DeadLetter,
+    Forward,
+    Link,
+    Malformed,
+    Partition,
+    Source,
+)
 from ordering.membership.failure_detector import LONGEST_STEP_MS, FailureDetector, LastHeard, time_in
 from ordering.membership.flush import FlushPhase
 from ordering.membership.log_time import LONGEST_PAUSE_MS, Age
 from ordering.membership.membership import NOT_A_MEMBER, NOTHING_ACCEPTED, Membership, ReceivedRow
 from ordering.sequencer.links import LinkColumns, LinkTable, neighbour_of, origin_of
-from ordering.sequencer.sequencer import BAD_ADDRESS, FORGOTTEN, next_accepted, step
+from ordering.sequencer.sequencer import BAD_ADDRESS, FORGOTTEN, count_between, next_accepted, step
 from ordering.sequencer.state import SequencerState
 
 Ints = NDArray[np.int64]
@@ -40,7 +54,8 @@ class ForwardColumns:
     `partition` indexes `partitions`, the distinct partitions in sorted order. `sender` indexes `senders`, the distinct
     addresses. `well_formed` is False where the codec found a reason for a dead letter; the other columns then mean
     nothing. `timestamp_ms` is the broker's. `controls` has, by row, the kind and the payload of the rows that are
-    neither messages nor heartbeats.
+    neither messages nor heartbeats. `count` is the number of messages: of a pack two or more, else 1; None if no row is
+    a pack.
     """
 
     partitions: Sequence[Partition]
@@ -55,6 +70,12 @@ class ForwardColumns:
     is_message: Mask
     controls: Mapping[int, tuple[str, bytes]]
     link: LinkColumns | None = None
+    count: Ints | None = None
+
+    @property
+    def counts(self) -> Ints:
+        """The number of messages, by row."""
+        return np.ones(len(self.offset), np.int64) if self.count is None else self.count
 
     @property
     def linked(self) -> Mask:
@@ -65,22 +86,25 @@ class ForwardColumns:
 class Decisions(NamedTuple):
     """The decision on each row.
 
-    `seqno` is the one given, 0 where the row was dropped. `dead` has, for each reason that `step` finds, the mask of
-    the rows that are dead letters for it. `controls` has the input's control rows that got a seqno, with the decided
-    kind and payload.
+    `seqno` is the first one given, 0 where the row was dropped. `dead` has, for each reason that `step` finds, the mask
+    of the rows that are dead letters for it. `controls` has the input's control rows that got a seqno, with the decided
+    kind and payload. `taken` has, by the row of each pack that got seqnos, how many it got: one for each of its last
+    messages (`ordering.base.packs.rest_of`).
     """
 
     state: SequencerState
     seqno: Ints
     dead: Mapping[str, Mask]
     controls: Mapping[int, tuple[str, bytes]]
+    taken: Mapping[int, int] = MappingProxyType({})
 
 
 def step_columns(state: SequencerState, rows: ForwardColumns) -> Decisions:
     """Decide a batch, or a part of one. Raises ProtocolViolation unless the rows are in log order."""
     _assert_log_order(rows)
     membership = state.membership
-    if rows.controls or membership.flush.phase is not FlushPhase.RUNNING:
+    packs = rows.count is not None
+    if rows.controls or membership.flush.phase is not FlushPhase.RUNNING or (packs and state.format < PACKS.number):
         return _by_rows(state, rows)
     valid_sender = np.fromiter((is_address(sender) for sender in rows.senders), np.bool_, len(rows.senders))
     addressed = valid_sender[rows.sender] if len(rows.senders) else np.zeros(len(rows.sender), np.bool_)
@@ -93,24 +117,25 @@ def step_columns(state: SequencerState, rows: ForwardColumns) -> Decisions:
     not_member = local & table.not_member(state, rows)
     is_repeat = _is_repeat(state, rows)
     candidates = np.flatnonzero(local & ~not_member & ~is_repeat)
-    accepted, received = _go_back_n(rows, table, candidates)
+    accepted, received = _go_back_n(rows, table, candidates)  # the number of messages taken, by candidate
     if not has_room_for_all(state.received, received):
         return _by_rows(state, rows)
-    mask = np.zeros(len(rows.offset), dtype=np.bool_)
-    mask[candidates[accepted]] = True
+    taken = np.zeros(len(rows.offset), np.int64)
+    taken[candidates] = accepted
     links = LinkTable(state.links, state.origins)
     messages = heard & rows.is_message & linked
-    mask |= _take_linked(links, state.positions, rows, heard & linked)
-    seqno = np.where(mask, state.seqno + np.cumsum(mask), 0)
-    count = int(mask.sum())
-    own_messages = seqno[mask & ~linked]
-    dropped = (messages & ~mask) | (_at(candidates, len(mask)) & ~mask)
+    taken += _take_linked(links, state.positions, rows, heard & linked)
+    mask = taken > 0
+    ends = state.seqno + np.cumsum(taken)
+    seqno = np.where(mask, ends - taken + 1, 0)
+    own_messages = ends[mask & ~linked]
+    dropped = np.where(messages | _at(candidates, len(mask)), rows.counts - taken, 0)
     after = replace(
         state,
-        seqno=state.seqno + count,
+        seqno=state.seqno + int(taken.sum()),
         received={**state.received, **received},
         positions={**state.positions, **_positions(state, rows)},
-        duplicates=state.duplicates + int((dropped & ~is_repeat).sum()),
+        duplicates=state.duplicates + int(dropped[~is_repeat].sum()),
         unsnapped=state.unsnapped + len(rows.offset),
         latest_ms=int(rows.timestamp_ms[rows.well_formed].max(initial=state.latest_ms)),
         aged=_aged(state.aged, rows) if state.keeps_ages else state.aged,
@@ -118,8 +143,11 @@ def step_columns(state: SequencerState, rows: ForwardColumns) -> Decisions:
         own_seqno=int(own_messages[-1]) if len(own_messages) else state.own_seqno,
         links=links.rows,
         origins=links.origins,
+        counted=state.counted or bool((taken > 1).any()),
     )
-    return Decisions(after, seqno, {BAD_ADDRESS: rows.well_formed & ~addressed, NOT_A_MEMBER: not_member}, {})
+    dead = {BAD_ADDRESS: rows.well_formed & ~addressed, NOT_A_MEMBER: not_member}
+    of_packs = np.flatnonzero(mask & (rows.counts > 1)).tolist() if packs else []
+    return Decisions(after, seqno, dead, {}, {row: int(taken[row]) for row in of_packs})
 
 
 def _at(indices: NDArray[np.intp], length: int) -> Mask:
@@ -183,7 +211,8 @@ class _SenderTable:
         """
         sender, incarnation = rows.sender[index], rows.incarnation[index]
         known_incarnation, known_local = self.base[sender, 0], self.base[sender, 1]
-        new: Mask = (incarnation == known_incarnation) & (rows.local_seqno[index] > known_local)
+        last_local = rows.local_seqno[index] + rows.counts[index] - 1
+        new: Mask = (incarnation == known_incarnation) & (last_local > known_local)
         new |= incarnation > known_incarnation
         return new & (incarnation > self.last_over[sender])
 
@@ -208,7 +237,7 @@ def _by_rows(state: SequencerState, rows: ForwardColumns) -> Decisions:
     """Decide by `step` itself, since the meaning of each row may depend on the one before."""
     records: list[Forward | Malformed] = []
     columns = (rows.partition, rows.offset, rows.sender, rows.incarnation, rows.local_seqno, rows.timestamp_ms)
-    linked = rows.linked
+    linked, counts = rows.linked, rows.counts.tolist()
     for row, (partition, offset, sender, incarnation, local_seqno, at_ms) in enumerate(
         zip(*(column.tolist() for column in columns), strict=True)
     ):
@@ -220,13 +249,17 @@ def _by_rows(state: SequencerState, rows: ForwardColumns) -> Decisions:
         link = Link(*(int(column[row]) for column in rows.link)) if rows.link is not None and linked[row] else None
         quiet = HEARTBEAT if link is None else SKIP
         kind, payload = rows.controls.get(row, (MESSAGE if rows.is_message[row] else quiet, b""))
+        if (count := counts[row]) > 1:
+            kind, payload = MESSAGES, encode_pack([b""] * count)
         address = rows.senders[sender]
-        records.append(Forward(address, incarnation, local_seqno, payload, source, (), kind, at_ms, link))
+        records.append(Forward(address, incarnation, local_seqno, payload, source, (), kind, at_ms, link, count))
     after, outputs = step(state, records)
     row_of = {record.source: row for row, record in enumerate(records)}
     seqno = np.zeros(len(records), np.int64)
-    dead = {reason: np.zeros(len(records), np.bool_) for reason in (BAD_ADDRESS, NOT_A_MEMBER, FORGOTTEN, NO_ROOM)}
+    reasons = BAD_ADDRESS, NO_PACKS, NOT_A_MEMBER, FORGOTTEN, NO_ROOM
+    dead = {reason: np.zeros(len(records), np.bool_) for reason in reasons}
     controls: dict[int, tuple[str, bytes]] = {}
+    taken: dict[int, int] = {}
     for output in outputs:
         assert output.source is not None
         row = row_of[output.source]
@@ -237,7 +270,9 @@ def _by_rows(state: SequencerState, rows: ForwardColumns) -> Decisions:
         seqno[row] = output.seqno
         if row in rows.controls:
             controls[row] = output.kind, output.payload
-    return Decisions(after, seqno, dead, controls)
+        elif output.kind == MESSAGES:
+            taken[row] = output.count
+    return Decisions(after, seqno, dead, controls, taken)
 
 
 def _hear(membership: Membership, rows: ForwardColumns, heard: Mask) -> Membership:
@@ -296,9 +331,9 @@ def _positions(state: SequencerState, rows: ForwardColumns) -> dict[Partition, i
 
 def _go_back_n(
     rows: ForwardColumns, table: _SenderTable, candidates: NDArray[np.intp]
-) -> tuple[Mask, dict[str, ReceivedRow]]:
-    """Return the mask of the accepted candidates, and the rows of the received table that change."""
-    accepted = np.zeros(len(candidates), dtype=np.bool_)
+) -> tuple[Ints, dict[str, ReceivedRow]]:
+    """Return how many messages of each candidate are taken, and the rows of the received table that change."""
+    accepted = np.zeros(len(candidates), dtype=np.int64)
     sender = rows.sender[candidates]
     incarnation, local_seqno = rows.incarnation[candidates], rows.local_seqno[candidates]
     known, base = table.known, table.base
@@ -307,23 +342,25 @@ def _go_back_n(
         return accepted, {}
     by_sender = fresh[np.argsort(sender[fresh], kind="stable")]
     code, number, of_incarnation = sender[by_sender], local_seqno[by_sender], incarnation[by_sender]
+    count = rows.counts[candidates[by_sender]]
 
     starts = np.flatnonzero(np.append(True, np.diff(code) > 0))
     lengths = np.diff(np.append(starts, len(code)))
     owner = code[starts]
     first = of_incarnation[starts]
     from_local = np.where(first > base[owner, 0], 0, base[owner, 1])
-    rank = np.arange(len(code)) - np.repeat(starts, lengths)
-    regular = (of_incarnation == np.repeat(first, lengths)) & (number == np.repeat(from_local, lengths) + 1 + rank)
+    before = np.cumsum(count) - count
+    behind = before - np.repeat(before[starts], lengths)
+    regular = (of_incarnation == np.repeat(first, lengths)) & (number == np.repeat(from_local, lengths) + 1 + behind)
     all_regular = np.logical_and.reduceat(regular, starts)
 
-    accepted[by_sender] = np.repeat(all_regular, lengths)
+    accepted[by_sender] = np.where(np.repeat(all_regular, lengths), count, 0)
     changes = {
         rows.senders[who]: ReceivedRow(first_incarnation, upto)
         for who, first_incarnation, upto in zip(
             owner[all_regular].tolist(),
             first[all_regular].tolist(),
-            (from_local + lengths)[all_regular].tolist(),
+            (from_local + np.add.reduceat(count, starts))[all_regular].tolist(),
             strict=True,
         )
     }
@@ -331,13 +368,12 @@ def _go_back_n(
         span = slice(starts[index], starts[index] + lengths[index])
         row_of = known[owner[index]]
         changed = False
-        for row, its_incarnation, local in zip(
-            by_sender[span].tolist(), of_incarnation[span].tolist(), number[span].tolist(), strict=True
-        ):
-            taken = next_accepted(row_of, its_incarnation, local)
+        columns = by_sender, of_incarnation, number, count
+        for row, its_incarnation, local, messages in zip(*(column[span].tolist() for column in columns), strict=True):
+            taken = next_accepted(row_of, its_incarnation, local, messages)
             if taken is not None:
+                accepted[row] = min(messages, count_between(row_of, taken))
                 row_of, changed = taken, True
-                accepted[row] = True
         if changed:
             changes[rows.senders[owner[index]]] = row_of
     return accepted, changes

@@ -1,6 +1,7 @@
 """Packs of a sequencer: successive messages of one sender become one record of DATA (`ordering.base.packs`).
 
-A *run* is a series of accepted messages of one sender's incarnation, with equal headers, at consecutive offsets of a
+A pack of FORWARD becomes a pack of DATA, whole or from the sender's row on. Single messages become packs, too: a *run*
+is a series of accepted messages of one sender's incarnation, with equal headers, at consecutive offsets of a
 partition, in one batch. It becomes packs, each as large as the limits allow. A message that a link has brought goes
 alone. A sequencer packs what a batch has, and never waits for more.
 
@@ -57,7 +58,7 @@ def runs(rows: ForwardColumns, seqno: Ints, headers: Mapping[int, Headers]) -> I
 
     `seqno`: as decided, by row. `headers`: the application's, by row; rows without any may be left out.
     """
-    plain = (seqno > 0) & rows.is_message & ~rows.linked
+    plain = (seqno > 0) & rows.is_message & ~rows.linked & (rows.counts == 1)
     follows = plain[1:] & plain[:-1] & (np.diff(rows.offset) == 1)
     for column in (rows.partition, rows.sender, rows.incarnation):
         follows &= column[1:] == column[:-1]

@@ -9,6 +9,8 @@ Invariants, for every group:
 2. *FIFO, no duplicate, no gap per sender.* Local seqno n of an incarnation gets a seqno only directly after n − 1 did.
    A lower one is dropped as a duplicate. A higher one is dropped, too; its sender still has it in the forward table and
    sends it again. So the state needs no payload: one (incarnation, highest accepted local seqno) per sender.
+   A pack has several local seqnos. Its messages up to the accepted one are cut off as duplicates; the rest is taken as
+   one record, or dropped as one. So packs of one incarnation may overlap in any way.
 3. *Order is a function of the log.* Records of a batch are taken in the order of their `Source` (topic, partition,
    offset). The adapter sorts; `step` checks it.
 4. *DATA is the event log.* `absorb(state, data)` restores from an output the state that `step` had after it. So a crash
@@ -31,7 +33,7 @@ from typing import NamedTuple
 from ordering.base.canonical import canonical_json
 from ordering.base.capacity import NO_ROOM, SenderCapacity
 from ordering.base.errors import ProtocolViolation
-from ordering.base.formats import ADDITIONS, FIRST, follow, known
+from ordering.base.formats import ADDITIONS, FIRST, PACKS, follow, known
 from ordering.base.kinds import (
     HEARD_KINDS,
     HEARD_OF_RELAYS,
@@ -41,11 +43,12 @@ from ordering.base.kinds import (
     NEXT_KINDS,
 )
 from ordering.base.names import is_address, is_relay
+from ordering.base.packs import NO_PACKS, rest_of
 from ordering.base.reader import Lost, Reader, Seal, Verdict, first_difference, with_seal
 from ordering.base.records import (
     ENTRY,
     EPOCH,
-    MESSAGE,
+    MESSAGES,
     RESTORED,
     VIEW,
     Data,
@@ -97,7 +100,7 @@ def step(state: SequencerState, records: Sequence[Forward | Malformed]) -> Step:
     positions = dict(state.positions)
     outputs: list[Data | DeadLetter] = []
     seqno, duplicates, latest_ms = state.seqno, state.duplicates, state.latest_ms
-    membership, own_seqno = state.membership, state.own_seqno
+    membership, own_seqno, counted = state.membership, state.own_seqno, state.counted
     links = LinkTable(state.links, state.origins)
     watch, capacity = Watch(membership), SenderCapacity(received)
     previous: Source | None = None
@@ -112,11 +115,11 @@ def step(state: SequencerState, records: Sequence[Forward | Malformed]) -> Step:
             outputs.append(DeadLetter(record.source, record.reason))
             continue
         latest_ms = max(latest_ms, record.timestamp_ms)
-        if not is_address(record.sender):
-            outputs.append(DeadLetter(record.source, BAD_ADDRESS))
+        if reason := _refusal(state, record):
+            outputs.append(DeadLetter(record.source, reason))
             continue
         watch.hear(record)
-        kind, is_message = record.kind, record.kind == MESSAGE
+        kind, is_message = record.kind, record.kind in MESSAGE_KINDS
         if not is_message and (kind in HEARD_KINDS or (kind in HEARD_OF_RELAYS and is_relay(record.sender))):
             continue
         is_linked = record.link is not None or kind in LINK_KINDS
@@ -125,18 +128,23 @@ def step(state: SequencerState, records: Sequence[Forward | Malformed]) -> Step:
             duplicates += is_message and not is_repeat
             continue
         if not (is_linked and is_message):  # the link's tables have judged a linked message
-            judged = _judged(membership, received.get(record.sender), capacity, record, is_repeat=is_repeat)
+            row = received.get(record.sender)
+            judged = _judged(membership, row, capacity, record, is_repeat=is_repeat)
             if isinstance(judged, str):
                 outputs.append(DeadLetter(record.source, judged))
                 continue
             if judged is None:
-                duplicates += not is_repeat
+                duplicates += 0 if is_repeat else record.count
                 continue
             received[record.sender] = judged
-        seqno += 1
-        data = _decided(state, seqno, record, membership, received)
+            rest = _beyond(row, judged, record)
+            duplicates += record.count - rest.count
+            record = rest
+        data = _decided(state, seqno + 1, record, membership, received)
+        seqno += data.count
+        counted = counted or data.count > 1
         outputs.append(data)
-        if data.kind != MESSAGE:
+        if data.kind not in MESSAGE_KINDS:
             membership = _fold(membership, data, received)
             watch.follow(membership)
         elif not is_linked:
@@ -153,6 +161,7 @@ def step(state: SequencerState, records: Sequence[Forward | Malformed]) -> Step:
         links=links.rows,
         origins=links.origins,
         latest_ms=latest_ms,
+        counted=counted,
         aged=_aged(state.aged, records) if state.keeps_ages else state.aged,
     )
     return Step(after, tuple(outputs))
@@ -166,6 +175,20 @@ def _aged(aged: Mapping[Partition, Age], records: Iterable[Forward | Malformed])
             partition, at_ms = record.source.topic_partition, record.timestamp_ms
             after[partition] = after.get(partition, Age(at_ms)).at(at_ms)
     return after
+
+
+def _refusal(state: SequencerState, record: Forward) -> str:
+    """Return the reason why the record is refused, whatever its sender's row is; "" if it is not."""
+    if not is_address(record.sender):
+        return BAD_ADDRESS
+    return NO_PACKS if record.kind == MESSAGES and state.format < PACKS.number else ""
+
+
+def _beyond(row: ReceivedRow | None, after: ReceivedRow, record: Forward) -> Forward:
+    """Return the record without the messages of a pack up to the sender's row. `after`: the row behind the record."""
+    if record.kind != MESSAGES:
+        return record
+    return rest_of(record, min(record.count, count_between(row or NOTHING_ACCEPTED, after)))
 
 
 def _judged(
@@ -185,7 +208,7 @@ def _never(membership: Membership, row: ReceivedRow | None, record: Forward, *, 
     """Return the reason why a record will never be ordered; "" if it may be, or has been."""
     if row is not None:
         is_over = record.incarnation <= membership.last_incarnation_over(record.sender, has_row=True)
-        if is_over or (record.incarnation, record.local_seqno) <= row:
+        if is_over or (record.incarnation, record.last_local_seqno) <= row:
             return ""
     if not membership.may_send(record.sender, record.kind):
         return NOT_A_MEMBER
@@ -201,7 +224,7 @@ def _accepted(membership: Membership, row: ReceivedRow | None, record: Forward) 
         return new if new > (row or NOTHING_ACCEPTED) else None
     if record.incarnation <= membership.last_incarnation_over(record.sender, has_row=row is not None):
         return None
-    return next_accepted(row or NOTHING_ACCEPTED, record.incarnation, record.local_seqno)
+    return next_accepted(row or NOTHING_ACCEPTED, record.incarnation, record.local_seqno, record.count)
 
 
 def _fold(membership: Membership, record: Data, received: dict[str, ReceivedRow]) -> Membership:
@@ -216,8 +239,8 @@ def _decided(
     state: SequencerState, seqno: int, record: Forward, membership: Membership, received: Mapping[str, ReceivedRow]
 ) -> Data:
     """Return the DATA of an accepted record."""
-    if record.kind == MESSAGE:
-        return data_of(state, seqno, record, MESSAGE, record.payload)
+    if record.kind in MESSAGE_KINDS:
+        return data_of(state, seqno, record, record.kind, record.payload)
     return data_of(state, seqno, record, *outcome(membership, record, received))
 
 
@@ -236,19 +259,25 @@ def data_of(state: SequencerState, seqno: int, record: Forward, kind: str, paylo
         headers=record.headers,
         forwarded_at_ms=record.timestamp_ms,
         link=record.link,
+        count=record.count,
     )
 
 
-def next_accepted(accepted: ReceivedRow, incarnation: int, local_seqno: int) -> ReceivedRow | None:
-    """Apply go-back-N: return the sender's new row if the record is the very next one, or None to drop it.
+def next_accepted(accepted: ReceivedRow, incarnation: int, local_seqno: int, count: int = 1) -> ReceivedRow | None:
+    """Apply go-back-N: return the sender's new row if the record has the very next message, or None to drop it.
 
     A higher incarnation starts at local seqno 1; a record of a lower one is late.
     """
     if incarnation > accepted.incarnation:
         accepted = ReceivedRow(incarnation, 0)
-    if incarnation == accepted.incarnation and local_seqno == accepted.local_seqno + 1:
-        return ReceivedRow(incarnation, local_seqno)
+    if incarnation == accepted.incarnation and local_seqno <= accepted.local_seqno + 1 < local_seqno + count:
+        return ReceivedRow(incarnation, local_seqno + count - 1)
     return None
+
+
+def count_between(before: ReceivedRow, after: ReceivedRow) -> int:
+    """Return how many local seqnos a sender's row has moved on by."""
+    return after.local_seqno - (before.local_seqno if before.incarnation == after.incarnation else 0)
 
 
 def missing_before(state: SequencerState, record: Forward) -> int | None:

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from kafka.structs import TopicPartition
 
 from connectors.engine.batch import by_columns
-from connectors.kafka.codec.codec import decode_data, forward_headers
+from connectors.kafka.codec.codec import decode_data, forward_headers, pack_headers
 from connectors.takeover.rows import OutputTopics, Rows, by_rows
-from ordering.base.packs import unpacked
+from ordering.base.packs import encode_pack, unpacked
 from ordering.base.records import HEARTBEAT, JOIN, MESSAGE, Data, Source
 from ordering.membership.membership import MemberIncarnation, Membership
 from ordering.sequencer.state import SequencerState
@@ -74,6 +74,11 @@ def random_record(rng: random.Random, offset: int, next_local: dict[tuple[bytes,
     if rng.random() < 0.02:
         headers[0] = ("abcast-other", headers[0][1])
     value = None if rng.random() < 0.002 else b"%d" % offset
+    if kind == MESSAGE and local > 0 and rng.random() < 0.2:
+        count = rng.randint(2, 5)
+        headers = pack_headers(incarnation, local, count, application)
+        next_local[key, incarnation] = max(next_local[key, incarnation], local + count - 1)
+        value = encode_pack([b"%d.%d" % (offset, n) for n in range(count)])
     timestamp = 1 if rng.random() < 0.002 else corpus.TIMESTAMP_MS + offset
     return Raw(offset, key, value, headers, timestamp, partition=offset % 2)
 
@@ -83,7 +88,8 @@ def test_random_batches(seed: int) -> None:
     """With members (so that time matters) and without, batch after batch."""
     rng = random.Random(seed)
     members = (MemberIncarnation("nyc/0", 1),) if rng.random() < 0.5 else ()
-    state = SequencerState("orders", epoch=3, view=2, membership=Membership(members=members))
+    of_format = rng.choice((1, 3, 3))
+    state = SequencerState("orders", epoch=3, view=2, membership=Membership(members=members), format=of_format)
     next_local: dict[tuple[bytes, int], int] = {}
     offset = 0
     for _ in range(3):

@@ -7,7 +7,8 @@ from itertools import pairwise
 
 from hypothesis import strategies as st
 
-from ordering.base.records import Data, Forward, Malformed, Source
+from ordering.base.packs import encode_pack
+from ordering.base.records import MESSAGE, MESSAGES, Data, Forward, Malformed, Source
 from ordering.sequencer.sequencer import absorb, begin_batch, end_batch, seal, step
 from ordering.sequencer.state import SequencerState
 
@@ -18,8 +19,11 @@ Log = list[Forward | Malformed]
 
 
 @st.composite
-def logs(draw: st.DrawFn, max_records: int = 40) -> Log:
-    """A FORWARD log over several partitions (sorted by source): runs, repeats, gaps, restarts, malformed records."""
+def logs(draw: st.DrawFn, max_records: int = 40, packs: bool = False) -> Log:
+    """A FORWARD log over several partitions (sorted by source): runs, repeats, gaps, restarts, malformed records.
+
+    With `packs`, some records have several messages, and packs overlap.
+    """
     next_local: dict[str, int] = {}
     incarnations: dict[str, int] = {}
     offsets: dict[int, int] = {}
@@ -47,15 +51,24 @@ def logs(draw: st.DrawFn, max_records: int = 40) -> Log:
             incarnation = max(1, incarnation - 1)
         elif what == "any":
             incarnation, local = draw(st.integers(1, 3)), draw(st.integers(1, 5))
-        if what in ("next", "restart"):
-            incarnations[sender], next_local[sender] = incarnation, local + 1
-        log.append(Forward(sender, incarnation, local, f"{sender} {incarnation} {local}".encode(), source))
+        count = draw(st.sampled_from((1, 1, 2, 3, 5))) if packs else 1
+        if what in ("next", "restart") or (packs and what == "repeat"):
+            last = max(local + count, next_local.get(sender, 1) if incarnation == incarnations.get(sender, 1) else 1)
+            incarnations[sender], next_local[sender] = incarnation, last
+        log.append(forward(sender, incarnation, local, source, count))
     return sorted(log, key=lambda record: record.source)
 
 
-def opened(epoch: int = 1, state: SequencerState | None = None) -> SequencerState:
+def forward(sender: str, incarnation: int, local: int, source: Source, count: int = 1) -> Forward:
+    """Return a record of FORWARD; with a `count` above one, a pack."""
+    payloads = [f"{sender} {incarnation} {local + n}".encode() for n in range(count)]
+    kind, payload = (MESSAGES, encode_pack(payloads)) if count > 1 else (MESSAGE, payloads[0])
+    return Forward(sender, incarnation, local, payload, source, kind=kind, count=count)
+
+
+def opened(epoch: int = 1, state: SequencerState | None = None, of_format: int = 1) -> SequencerState:
     """Return a state right after its seal."""
-    return absorb(state or SequencerState("g"), [seal(epoch)])
+    return absorb(state or SequencerState("g"), [seal(epoch, of_format)])
 
 
 def deliveries(outputs: Sequence[object]) -> list[tuple[int, str]]:

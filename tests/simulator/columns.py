@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ordering.base.kinds import COLUMN_KINDS
-from ordering.base.records import MESSAGE, Data, DeadLetter, Forward, Link, Malformed, Partition
+from ordering.base.kinds import COLUMN_KINDS, MESSAGE_KINDS
+from ordering.base.packs import rest_of
+from ordering.base.records import Data, DeadLetter, Forward, Link, Malformed, Partition
 from ordering.sequencer.columns import ForwardColumns, step_columns
 from ordering.sequencer.links import LinkColumns
 from ordering.sequencer.sequencer import Step, data_of
@@ -35,14 +37,20 @@ def to_columns(records: Sequence[Forward | Malformed]) -> ForwardColumns:
         local_seqno=np.array([message.local_seqno if message else 0 for message in messages], dtype=np.int64),
         well_formed=np.array([message is not None for message in messages], dtype=np.bool_),
         timestamp_ms=np.array([message.timestamp_ms if message else 0 for message in messages], dtype=np.int64),
-        is_message=np.array([bool(message and message.kind == MESSAGE) for message in messages], dtype=np.bool_),
+        is_message=np.array([bool(message and message.kind in MESSAGE_KINDS) for message in messages], dtype=np.bool_),
         link=_links([message.link if message else None for message in messages]),
         controls={
             row: (message.kind, message.payload)
             for row, message in enumerate(messages)
             if message and message.kind not in COLUMN_KINDS
         },
+        count=_counts([message.count if message else 1 for message in messages]),
     )
+
+
+def _counts(counts: Sequence[int]) -> NDArray[np.int64] | None:
+    """Return the column as the adapters have it: none where no row is a pack."""
+    return np.array(counts, dtype=np.int64) if any(count > 1 for count in counts) else None
 
 
 def _links(links: Sequence[Link | None]) -> LinkColumns | None:
@@ -64,6 +72,7 @@ def step_by_columns(state: SequencerState, records: Sequence[Forward | Malformed
         elif reasons:
             outputs.append(DeadLetter(record.source, *reasons))
         elif seqno:
+            record = rest_of(record, decisions.taken.get(row, 1))
             kind, payload = decisions.controls.get(row, (record.kind, record.payload))
             outputs.append(data_of(state, seqno, record, kind, payload))
     return Step(decisions.state, tuple(outputs))

@@ -19,6 +19,7 @@ from ordering.base.names import Topic
 from ordering.base.records import (
     LINK_START,
     MESSAGE,
+    MESSAGES,
     REMOTE_VIEW,
     Data,
     DeadLetter,
@@ -30,14 +31,14 @@ from ordering.base.records import (
 )
 from ordering.sequencer.sequencer import begin_batch, end_batch, step
 from ordering.sequencer.state import SequencerState
-from tests.ordering.forwards import opened
+from tests.ordering.forwards import forward, opened
 from tests.ordering.linked import LinkedLog
 from tests.spark.packing import packed
 from tests.world import membership
 
 OWN = Topic("g", "forward", "s")
 LINK_COLUMNS = ("link_session", "link_epoch", "link_seqno", "link_origin_seqno")
-NEVER_PLAIN = (REMOTE_VIEW, LINK_START)
+NEVER_PLAIN = (REMOTE_VIEW, LINK_START, MESSAGES)
 """A copy of the kinds in `connectors.spark.codec`."""
 
 
@@ -56,7 +57,7 @@ def frame(records: list[Forward | Malformed]) -> pd.DataFrame:
     """Decoded FORWARD rows, as the JVM hands them over, messages aside; each seventh as if it were not plain."""
     rows = []
     for record in records:
-        is_plain = isinstance(record, Forward) and record.kind not in NEVER_PLAIN and record.source.offset % 7
+        is_plain = isinstance(record, Forward) and record.kind not in NEVER_PLAIN and bool(record.source.offset % 7)
         good = record if isinstance(record, Forward) and is_plain else None
         is_aside = good is not None and good.kind == MESSAGE
         odd: list[tuple[str, bytes]] = []
@@ -64,6 +65,8 @@ def frame(records: list[Forward | Malformed]) -> pd.DataFrame:
         if isinstance(record, Forward):
             numbers = record.incarnation, record.local_seqno
             odd = codec.forward_headers(*numbers, record.headers, record.kind, record.link)
+            if record.kind == MESSAGES:
+                odd = codec.pack_headers(*numbers, record.count, record.headers)
             link = record.link if good and record.link else link
         rows.append(
             {
@@ -144,7 +147,7 @@ def written(runs: list[pd.DataFrame], records: list[Forward | Malformed]) -> lis
                 told.append(_told_of_dead(headers))
             else:
                 own = codec.decode_data(run["key"][index], value, headers)
-                told.append((own.kind, own.seqno, own.view, "", own.payload))
+                told += expected([own])
     return told
 
 
@@ -169,13 +172,15 @@ def expected(outputs: list[Data | DeadLetter]) -> list[tuple[Any, ...]]:
         else:
             source = tuple(output.source)
             behind = (output.link, list(output.headers), output.forwarded_at_ms)
+            if output.kind == MESSAGES:
+                behind = (*behind, output.count)  # type: ignore[assignment]  # one more
             told.append((output.kind, output.seqno, output.view, *output.id, output.payload, source, *behind))
     return told
 
 
-def compare(rng: random.Random, logs: dict[Partition, list[Forward]]) -> SequencerState:
+def compare(rng: random.Random, logs: dict[Partition, list[Forward]], of_format: int = 1) -> SequencerState:
     """Both forms on this FORWARD, by partition, in batches and chunks of any size; return the state after it."""
-    state, stored = opened(), SparkState()
+    state, stored = opened(of_format=of_format), SparkState()
     decide = decider({"g": state.to_bytes()}, OWN.site)
     while True:
         rows: list[Forward | Malformed] = []
@@ -193,6 +198,21 @@ def compare(rng: random.Random, logs: dict[Partition, list[Forward]]) -> Sequenc
         runs = list(decide(("g",), iter(chunks), stored))  # type: ignore[arg-type]
         assert written(runs, rows) == expected([*opening, *outputs, *closing])
         assert load("g", StoredState(*stored.get)) == state
+
+
+@pytest.mark.parametrize("of_format", [2, 3])
+def test_packs(of_format: int) -> None:
+    """Packs among single messages, repeated and cut in other ways."""
+    rng, log, sent = random.Random(of_format), list[Forward](), [0, 0]
+    for offset in range(400):
+        sender, count = rng.randrange(2), rng.choice((1, 1, 2, 5))
+        if offset % 50 == 0:
+            sent = [0, 0]
+        local = max(1, sent[sender] + 1 - rng.choice((0, 0, 0, 1, 3)))
+        sent[sender] = max(sent[sender], local + count - 1)
+        log.append(forward(f"s/{sender}", 1 + offset // 50, local, Source(str(OWN), 0, offset), count))
+    state = compare(rng, {Partition(str(OWN), 0): log}, of_format)
+    assert state.counted == (of_format == 3)
 
 
 @pytest.mark.slow

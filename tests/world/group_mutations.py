@@ -34,7 +34,7 @@ from ordering.participant.forward_table import Pending
 from ordering.participant.participant import Participant, ParticipantStep, step
 from ordering.participant.participant_events import Event, RowKnown
 from ordering.sequencer.pipeline import Begun, Pipeline
-from ordering.sequencer.sequencer import absorb, begin_batch, end_batch, seal, snapshot
+from ordering.sequencer.sequencer import absorb, begin_batch, end_batch, next_accepted, seal, snapshot
 from ordering.sequencer.state import SequencerState
 from tests.simulator.mutation import Mutation
 from tests.world import pack_mutations
@@ -53,17 +53,20 @@ NOT_YET = 1 << 60
 """The floor of a claim that has none."""
 
 
-def not_lower(accepted: ReceivedRow, incarnation: int, local_seqno: int) -> ReceivedRow | None:
+def not_lower(accepted: ReceivedRow, incarnation: int, local_seqno: int, count: int = 1) -> ReceivedRow | None:
     """The SEQUENCER seed's rule: 'discard if not higher' (JGRP-1461: message 1 is lost if 2 overtakes it)."""
-    return ReceivedRow(incarnation, local_seqno) if (incarnation, local_seqno) > accepted else None
+    last = ReceivedRow(incarnation, local_seqno + count - 1)
+    return last if last > accepted else None
 
 
-def any_incarnation(accepted: ReceivedRow, incarnation: int, local_seqno: int) -> ReceivedRow | None:
+def any_incarnation(accepted: ReceivedRow, incarnation: int, local_seqno: int, count: int = 1) -> ReceivedRow | None:
     """Accept the next local seqno of any incarnation: all count as one."""
-    return ReceivedRow(incarnation, local_seqno) if local_seqno == accepted.local_seqno + 1 else None
+    return next_accepted(accepted._replace(incarnation=incarnation), incarnation, local_seqno, count)
 
 
-def higher_incarnation_anywhere(accepted: ReceivedRow, incarnation: int, local_seqno: int) -> ReceivedRow | None:
+def higher_incarnation_anywhere(
+    accepted: ReceivedRow, incarnation: int, local_seqno: int, count: int = 1
+) -> ReceivedRow | None:
     """Let an incarnation begin with any local seqno, so its second message can overtake its first."""
     if incarnation > accepted.incarnation:
         return ReceivedRow(incarnation, local_seqno)

@@ -48,6 +48,7 @@ from ordering.base.names import (
     is_reserved,
     relay_of,
 )
+from ordering.base.packs import fault
 from ordering.base.records import (
     ENTRY,
     EPOCH,
@@ -55,6 +56,7 @@ from ordering.base.records import (
     MAX_PAYLOAD_BYTES,
     MAX_RECORD_BYTES,
     MESSAGE,
+    MESSAGES,
     STRAY,
     STRAY_EPOCH,
     Data,
@@ -87,6 +89,7 @@ WRONG_KIND = "KIND in the header abcast is missing or unknown"
 NO_SENDER = "the key, which is the sender, is missing or not ASCII"
 WRONG_INCARNATION = "INCARNATION in the header abcast is missing or not a number from 1"
 WRONG_LOCAL_SEQNO = "LOCAL_SEQNO in the header abcast is missing or not a number from 1"
+WRONG_LOCAL_SEQNOS = "LOCAL_SEQNO of a pack is missing or not FIRST-LAST, two numbers from 1, the second one higher"
 FUTURE_INCARNATION = "INCARNATION is a time more than a day ahead: the clock of the sender is wrong"
 WRONG_LINK = "LINK is not four numbers, is missing on a skip, or stands on a record that no link brings"
 WRONG_SITE = "the sender belongs to another site than the one the record comes from"
@@ -157,6 +160,7 @@ _ADDRESS = re.compile(ADDRESS_PATTERN.encode("ascii"))
 _LINK = re.compile(LINK_PATTERN.encode("ascii"))
 _VERSION = VERSION.encode("ascii")
 _NOTHING = NOTHING.encode("ascii")
+_PACK = MESSAGES.encode("ascii")
 _FORWARD_KINDS, _RELAY_KINDS, _LINKED_KINDS, _ALWAYS_LINKED, _ONLY_OF_RELAYS = (
     {kind.encode("ascii"): kind for kind in kinds}
     for kinds in (FORWARD_KINDS, RELAY_KINDS, LINKED_KINDS, ALWAYS_LINKED, ONLY_OF_RELAYS)
@@ -170,6 +174,12 @@ def forward_headers(
     """Return the headers of a FORWARD record, whose key is the sender's address. `link`: set if a link brings it."""
     by_link = f" {NOTHING} {link}" if link is not None else ""
     return [(HEADER, f"{VERSION} {kind} {incarnation} {local_seqno}{by_link}".encode("ascii")), *application]
+
+
+def pack_headers(incarnation: int, local_seqno: int, count: int, application: Headers = ()) -> list[tuple[str, bytes]]:
+    """Return the headers of a pack in FORWARD with so many messages, from `local_seqno` on."""
+    own = f"{VERSION} {MESSAGES} {incarnation} {local_seqno}-{local_seqno + count - 1}"
+    return [(HEADER, own.encode("ascii")), *application]
 
 
 def decode_forward(
@@ -193,7 +203,8 @@ def decode_forward(
     version, kind, raw_incarnation, raw_local_seqno, *by_relay = [*fields, *[b""] * (len(FORWARD_FIELDS) - len(fields))]
     relayed_from, link_text, *_ = [*by_relay, _NOTHING, _NOTHING]
     link = decode_link(link_text)
-    incarnation, local_seqno = parse_number(raw_incarnation), parse_number(raw_local_seqno)
+    incarnation, is_pack = parse_number(raw_incarnation), kind == _PACK
+    local_seqno, count = decode_local_seqnos(kind, raw_local_seqno)
     sender, names = key or b"", [name for name, _ in own]
     checks = (
         (UNREAD_HEADER in names, UNREAD),
@@ -205,7 +216,7 @@ def decode_forward(
         (kind not in _FORWARD_KINDS, WRONG_KIND),
         (not sender or not sender.isascii(), NO_SENDER),
         (incarnation is None, WRONG_INCARNATION),
-        (local_seqno is None, WRONG_LOCAL_SEQNO),
+        (local_seqno is None, WRONG_LOCAL_SEQNOS if is_pack else WRONG_LOCAL_SEQNO),
         (link is None and (incarnation or 0) > highest_incarnation(timestamp_ms), FUTURE_INCARNATION),
         (not _is_linked_right(kind, link_text, link), WRONG_LINK),
         (not _is_from(sender, topic, link), WRONG_SITE),
@@ -213,6 +224,7 @@ def decode_forward(
         (_has_reserved_name(sender, kind), RESERVED_NAME),
         (value is None, NO_PAYLOAD),
         (value is not None and len(value) > MAX_PAYLOAD_BYTES, PAYLOAD_TOO_LARGE),
+        *(((reason := fault(value or b"", count), reason),) if is_pack else ()),
     )
     for broken, reason in checks:
         if broken:
@@ -222,8 +234,16 @@ def decode_forward(
     assert value is not None
     address = sender.decode("ascii")
     return Forward(
-        address, incarnation, local_seqno, value, source, application, _FORWARD_KINDS[kind], timestamp_ms, link
+        address, incarnation, local_seqno, value, source, application, _FORWARD_KINDS[kind], timestamp_ms, link, count
     )
+
+
+def decode_local_seqnos(kind: bytes, text: bytes) -> tuple[int | None, int]:
+    """Return the first local seqno of a FORWARD record, None if LOCAL_SEQNO is wrong, and the number of messages."""
+    if kind != _PACK:
+        return parse_number(text), 1
+    first, last = map(parse_number, (*text.split(b"-", 1), b"")[:2])
+    return (first, last - first + 1) if first is not None and last is not None and first < last else (None, 1)
 
 
 def encode_data(data: Data) -> tuple[bytes | None, bytes, list[tuple[str, bytes]]]:

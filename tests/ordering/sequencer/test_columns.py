@@ -35,6 +35,15 @@ def test_columns_decide_what_rows_decide(log: Log, at: list[int]) -> None:
         by_rows, by_columns = rows.state, columns.state
 
 
+@given(logs(max_records=40, packs=True), st.lists(st.integers(0, 40), max_size=4), st.sampled_from((2, 3)))
+def test_columns_decide_packs_as_rows_do(log: Log, at: list[int], of_format: int) -> None:
+    by_rows = by_columns = opened(of_format=of_format)
+    for batch in cut(log, at):
+        rows, columns = step(by_rows, batch), step_by_columns(by_columns, batch)
+        assert columns == rows
+        by_rows, by_columns = rows.state, columns.state
+
+
 @st.composite
 def states(draw: st.DrawFn) -> SequencerState:
     """Draw a group after some history: closed or not, with members, forgotten senders, and FORWARD that is read
@@ -51,10 +60,12 @@ def states(draw: st.DrawFn) -> SequencerState:
         incarnation_floor=draw(st.sampled_from((0, 0, 1, 2))),
     )
     decided = draw(st.dictionaries(st.sampled_from([Partition(TOPIC, n) for n in (0, 2, 10)]), st.integers(0, 10)))
-    return replace(opened(), received=received, membership=membership, decided=decided)
+    return replace(
+        opened(of_format=draw(st.sampled_from((1, 3)))), received=received, membership=membership, decided=decided
+    )
 
 
-@given(states(), logs(max_records=40), st.lists(st.integers(0, 40), max_size=3))
+@given(states(), logs(max_records=40, packs=True), st.lists(st.integers(0, 40), max_size=3))
 def test_columns_decide_what_rows_decide_from_any_state(state: SequencerState, log: Log, at: list[int]) -> None:
     by_rows = by_columns = state
     for batch in cut(log, at):
