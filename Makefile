@@ -24,7 +24,7 @@ help: ## show this list
 
 setup: $(VENV)/.classes ## install everything into .venv (two or three minutes the first time)
 
-test-fast: PROCESSES = 4# a fifth one takes longer to collect the tests than it saves
+test-fast: PROCESSES = 3# a fourth one takes longer to collect the tests than it saves
 test-fast: setup ## run the tests that need no broker and no Spark, kill nothing and are quick; two rows of each table
 	@$(PYTEST) --hypothesis-profile fast --rows 2 -m "not broker and not spark and not crash and not slow" $(ARGS)
 

@@ -185,6 +185,7 @@ def test_planted_anomaly(pipeline: Pipeline) -> None:
     assert verdict["anomalies"][0]["seqnos"] == [2]
 
 
+@pytest.mark.long
 def test_three_members(pipeline: Pipeline) -> None:
     """Three members broadcast real reports at the same time; all three deliver all of them in the same order."""
     group = pipeline.new_group("--partitions", "3")

@@ -32,6 +32,7 @@ HEALTHY = 200
 """Messages that are ordered between two kills."""
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("on_either_engine")
 @pytest.mark.timeout(300)
 def test_killed_under_load(scenario: Scenario, broker: EmbeddedBroker) -> None:

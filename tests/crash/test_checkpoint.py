@@ -67,6 +67,7 @@ def test_spoilt_while_running(scenario: Scenario) -> None:
     assert scenario.verify(sent, {"olga": observer.wait(len(sent))}) == len(sent)
 
 
+@pytest.mark.long
 def test_after_a_large_batch_a_successor_reads_back_little(scenario: Scenario) -> None:
     """The group is idle after the batch, and has no members: a snapshot still follows."""
     count = SNAPSHOT_EVERY_RECORDS + 1

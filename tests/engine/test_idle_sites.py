@@ -145,6 +145,7 @@ def test_what_nobody_waits_for_is_one_entry_a_quarter_of_the_time_of_suspicion()
     assert {site.group.site.process.view.id for site in world.sites} == {1}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_data_is_purged_below_what_every_site_has_read_and_all_go_on() -> None:
     """No purge while a site is away. A site that begins again finds all that it needs, in its own log and in the

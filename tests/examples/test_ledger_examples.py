@@ -38,6 +38,7 @@ def test_without_a_jvm(data: Path, program: str) -> None:
     assert done.stdout.splitlines() == shown()
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_spark(spark: SparkSession, data: Path) -> None:
     rows = messages(spark, str(data), "g").collect()

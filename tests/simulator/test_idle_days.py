@@ -31,7 +31,7 @@ from tests.world.mesh import ROUND_MS, playing
 from tests.world.mesh_history import BY_ROWS, MeshHistory, MeshShape
 from tests.world.mesh_sites import state_of
 
-HOURS = [8, pytest.param(24, marks=pytest.mark.soak)]
+HOURS = [5, pytest.param(24, marks=pytest.mark.soak)]
 STEP_S = 10
 """Seconds of a batch."""
 WARM_HOURS = 2

@@ -23,7 +23,7 @@ def test_every_promise_holds() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seeds", blocks(FAST_SEEDS, 40, SEEDS))
+@pytest.mark.parametrize("seeds", blocks(FAST_SEEDS, 20, SEEDS))
 def test_every_promise_holds_for_longer(seeds: range) -> None:
     """Whatever is lost, repeated, cut off, or suspected wrongly."""
     check(seeds)

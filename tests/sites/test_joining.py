@@ -41,6 +41,7 @@ def await_ledger(world: World, site: str, seqno: int) -> None:
     eventually(lambda: read_table_state(ledger).last_seqno.get(world.group, 0) >= seqno, 60, "the ledger is there", 0.3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["hub", pytest.param("mesh", marks=pytest.mark.soak)])
 def test_a_new_site_begins_at_seqno_1(make_world: MakeWorld, mode: str) -> None:
     """Messages that Kafka has dropped come from the ledger, the others by the relay, without a seam; twice does
@@ -100,6 +101,7 @@ def test_a_mesh_site_that_was_cut_off_for_too_long(make_world: MakeWorld) -> Non
     assert fifo(found) == {f"{nyc}/alice": [each for name in "abcd" for each in messages(name, 50)]}
 
 
+@pytest.mark.long
 def test_a_site_behind_a_cut_link_leaves_the_view_and_comes_back(make_world: MakeWorld) -> None:
     """In a hub the one view has the members of all sites; when a relay is silent, its site's are gone from it."""
     world = make_world("hub", "nyc", "sfo")

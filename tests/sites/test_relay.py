@@ -188,6 +188,7 @@ def test_letters_and_replies_cross_sites(make_world: MakeWorld) -> None:
         assert lax  # where nobody is, which is no matter
 
 
+@pytest.mark.long
 def test_killed_relays_leave_no_hole(make_world: MakeWorld) -> None:
     """Relays that are cut off in the middle, run twice at once, and keep nothing: one copy of each, in order."""
     world = make_world("mesh", "nyc", "sfo")
@@ -205,6 +206,7 @@ def test_killed_relays_leave_no_hole(make_world: MakeWorld) -> None:
     assert [d.seqno for d in found] == list(range(1, 6001))
 
 
+@pytest.mark.long
 def test_readers_of_a_copy_start_from_a_base(make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once the copy has all that the home's state counts, the state is posted; a reader that starts there goes on
     from it.

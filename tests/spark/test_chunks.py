@@ -225,7 +225,8 @@ def test_memberships(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
         compare(random.Random(seed), world.forward())
 
 
-@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 10))])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
 def test_links(seed: int) -> None:
     """Records of links, between them application headers and relays' own records."""
     logs: dict[Partition, list[Forward]] = {}

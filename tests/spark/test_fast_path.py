@@ -183,6 +183,7 @@ def test_more_groups_than_files_are_open_at_once(spark: SparkSession, table: Pat
     assert rows_of(spark, table, groups[0]) == rows_of(spark, table, groups[-1]) == expected(1, 2)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_killed_after_a_part_of_a_batch(spark: SparkSession, table: Path) -> None:
     """The records before the seal are committed, and the writer dies: the next one adds the missing rows."""

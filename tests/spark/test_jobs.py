@@ -212,6 +212,7 @@ def test_a_new_group_that_can_not_be_sequenced_stops_no_other(
         assert epoch(options, "odd") == 0
 
 
+@pytest.mark.long
 def test_groups_that_go_leave_the_others_in_peace(spark: SparkSession, options: JobOptions) -> None:
     for group in ("stays", "goes"):
         create_topics(options.connection, group, [options.site])

@@ -214,6 +214,7 @@ def left_of(session: int) -> list[str]:
     return [line for line in found.stdout.splitlines() if not line.startswith("Z")]
 
 
+@pytest.mark.long
 def test_from_the_command_line(data: Path) -> None:
     done = abcast("query", "--engine", "spark", "--data", data, "SELECT count(*) AS n FROM ledger", "--json", cwd=data)
     assert (done.returncode, done.stdout) == (0, '{"n": 6}\n')

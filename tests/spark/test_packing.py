@@ -47,6 +47,7 @@ def test_what_is_written(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {f"{UNPACKED}.tar.gz", "jars", "abcast_job.py"}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_tables_on_s3_take_their_jars_along(tmp_path: Path) -> None:
     """The command names the jars and the tables' place, and no login."""

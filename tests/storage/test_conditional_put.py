@@ -82,6 +82,7 @@ def race(server: S3Server, jvms: list[JVMView], file: RemotePath, name: str) -> 
         return list(pool.map(lambda each: each[1].put_if_absent(file, f"of {each[0]}"), enumerate(stores)))
 
 
+@pytest.mark.long
 def test_one_of_two_commits_a_version(server: S3Server, jvms: list[JVMView], version: RemotePath) -> None:
     for number in range(8):
         file = version.parent / f"{number:020d}.json"

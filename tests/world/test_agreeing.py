@@ -25,7 +25,7 @@ def test_every_promise_holds() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seeds", blocks(FAST_SEEDS, 8, SEEDS))
+@pytest.mark.parametrize("seeds", blocks(FAST_SEEDS, 3, SEEDS))
 def test_every_promise_holds_for_longer(seeds: range) -> None:
     """Whatever is lost, repeated, cut off, killed between two records, started twice, or suspected wrongly."""
     check(seeds)

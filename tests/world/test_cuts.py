@@ -9,7 +9,7 @@ from tests.world import cuts, group
 from tests.world.group import DATA
 
 SEEDS = 1_000
-FAST_SEEDS = 5
+FAST_SEEDS = 3
 
 
 def check(seeds: range) -> None:

@@ -11,7 +11,7 @@ from tests.world.group_history import history
 from tests.world.group_mutations import MUTATIONS
 
 SEEDS = 2_000
-FAST_SEEDS = 5
+FAST_SEEDS = 3
 
 
 def check(seeds: range) -> None:
@@ -33,7 +33,7 @@ def test_seeds_that_have_broken(seed: int, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seeds", blocks(FAST_SEEDS, 40, SEEDS))
+@pytest.mark.parametrize("seeds", blocks(FAST_SEEDS, 20, SEEDS))
 def test_every_promise_holds_for_longer(seeds: range) -> None:
     """Whatever crashes, repeats, comes late or comes twice."""
     check(seeds)

@@ -8,7 +8,7 @@ from tests.simulator.seeds import blocks
 from tests.world import groups
 
 SEEDS = 200
-FAST_SEEDS = 4
+FAST_SEEDS = 2
 
 
 def check(seeds: range) -> None:
@@ -21,7 +21,7 @@ def test_a_group_in_trouble_holds_up_no_other() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seeds", blocks(FAST_SEEDS, 20, SEEDS))
+@pytest.mark.parametrize("seeds", blocks(FAST_SEEDS, 10, SEEDS))
 def test_a_group_in_trouble_holds_up_no_other_in_many_histories(seeds: range) -> None:
     check(seeds)
 

@@ -22,7 +22,7 @@ from tests.world.mesh_history import BY_ROWS, MeshHistory, MeshShape
 from tests.world.mesh_sites import GROUP
 
 SEEDS = 1_000
-FAST_SEEDS = 4
+FAST_SEEDS = 2
 
 
 def check(seeds: range) -> None:
@@ -38,7 +38,7 @@ def test_every_site_has_every_message() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seeds", blocks(FAST_SEEDS, 30, SEEDS))
+@pytest.mark.parametrize("seeds", blocks(FAST_SEEDS, 10, SEEDS))
 def test_every_site_has_every_message_in_many_meshes(seeds: range) -> None:
     check(seeds)
 

@@ -8,7 +8,7 @@ from tests.simulator.seeds import blocks
 from tests.world import restores
 
 SEEDS = 200
-FAST_SEEDS = 4
+FAST_SEEDS = 2
 
 
 def check(seeds: range) -> None:
@@ -21,6 +21,6 @@ def test_a_restored_group_goes_on() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seeds", blocks(FAST_SEEDS, 20, SEEDS))
+@pytest.mark.parametrize("seeds", blocks(FAST_SEEDS, 10, SEEDS))
 def test_a_restored_group_goes_on_in_many_histories(seeds: range) -> None:
     check(seeds)

@@ -121,6 +121,7 @@ def caster(connection: Connection, group: str, *options: object) -> Iterator[Vic
         yield process
 
 
+@pytest.mark.long
 @ON_A_BROKER
 @pytest.mark.timeout(150)
 def test_a_killed_member_with_an_outbox_loses_nothing(connection: Connection, group: str, tmp_path: Path) -> None:
@@ -150,6 +151,7 @@ def test_a_killed_member_with_an_outbox_loses_nothing(connection: Connection, gr
             assert numbers == list(range(1_000_000 * run, 1_000_000 * run + len(numbers)))
 
 
+@pytest.mark.long
 @ON_A_BROKER
 @pytest.mark.timeout(150)
 def test_a_member_is_killed_with_casts_in_flight(connection: Connection, group: str, tmp_path: Path) -> None:

@@ -44,6 +44,7 @@ def limited(broker: EmbeddedBroker) -> Iterator[str]:
     subprocess.run([*command, "--delete-config", quota], check=True, timeout=60, capture_output=True)
 
 
+@pytest.mark.long
 @pytest.mark.broker
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", ["confluent", "kafka-python"])

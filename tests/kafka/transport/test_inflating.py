@@ -100,7 +100,7 @@ def _unread(offset: int) -> PlainRecord:
 _sizes = st.sampled_from([0, 1, 100, PIECE_BYTES - 7, PIECE_BYTES, 3 * PIECE_BYTES])
 
 
-@given(st.lists(st.tuples(_sizes, _sizes), min_size=1, max_size=20), st.sampled_from(sorted(CODECS)), st.integers(0))
+@given(st.lists(st.tuples(_sizes, _sizes), min_size=1, max_size=6), st.sampled_from(sorted(CODECS)), st.integers(0))
 def test_the_same_records(sizes: list[tuple[int, int]], codec: str, seed: int) -> None:
     noise = random.Random(seed).randbytes(PIECE_BYTES) * 3
     records: list[Written] = [(noise[:key], noise[:value], [("h", b"v")]) for key, value in sizes]
