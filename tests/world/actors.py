@@ -58,6 +58,11 @@ class Actors(Clock):
         """Let time pass for all."""
         self.steady_s = (self.passed_ms + elapsed_ms) / 1000
 
+    def catch_up(self) -> None:
+        """Pass the time of the longest wait. While an actor waits, its clock does not move."""
+        waited_ms = [int(1000 * reached) - self.ahead[actor] - self.now_ms for actor, reached in self._reached.items()]
+        self.pass_time(max([0, *waited_ms]))
+
     @contextmanager
     def acting(self, actor: str, sudden_death: float = 0.0) -> Iterator[None]:
         """Let this actor act."""

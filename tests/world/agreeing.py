@@ -215,6 +215,7 @@ class AgreeingWorld(AgreeingStorms):
         for number in range(SETTLING_ROUNDS):
             if number % 5 == 0:
                 self._exclude_lost()
+                self.actors.catch_up()
             self._round()
             self.members.settle()
             for name in self.names:

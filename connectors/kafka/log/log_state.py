@@ -55,7 +55,7 @@ def state_at(log: StoredRecords, end: int) -> SequencerState:
     for start, below in windows_back(beginning, end, _FIRST_WINDOW):
         before = [_without_payload(stored) for stored in log.records(start, below)]
         tail = [*before, *tail]
-        for index in range(len(before) - 1, -1, -1):
+        for index in _places(len(tail), len(before), is_first=start == beginning):
             if _is_snapshot_in_force(tail, index, epochs):
                 return absorb(SequencerState(log.topic.group), (stored.data for stored in tail[index:]))
     if beginning > 0:
@@ -77,15 +77,25 @@ def state_at(log: StoredRecords, end: int) -> SequencerState:
 
 def snapshot_below(log: StoredRecords, end: int, seqno: int) -> Snapshot | None:
     """Return the last snapshot in force below offset `end` that counts no seqno above `seqno`; None without one."""
-    epochs = log.epochs.read()
-    for start, below in windows_back(log.beginning(), end, _FIRST_WINDOW):
-        stored = [_without_payload(each) for each in log.records(start, below)]
-        for index in range(len(stored) - 1, -1, -1):
+    epochs, beginning = log.epochs.read(), log.beginning()
+    stored: list[StoredRecord] = []
+    for start, below in windows_back(beginning, end, _FIRST_WINDOW):
+        before = [_without_payload(each) for each in log.records(start, below)]
+        stored = [*before, *stored[:1]]
+        for index in _places(len(stored), len(before), is_first=start == beginning):
             if _is_snapshot_in_force(stored, index, epochs):
                 state = SequencerState.from_bytes(stored[index].data.payload)
                 if state.seqno <= seqno:
                     return Snapshot(stored[index].offset, state)
     return None
+
+
+def _places(records: int, new: int, *, is_first: bool) -> range:
+    """Return the places to look at, the last one first, in a window of `new` records with later ones behind them.
+
+    What lies before the first record of a window may contradict it. So that is judged with the window before.
+    """
+    return range(min(new, records - 1), -1 if is_first else 0, -1)
 
 
 def _is_snapshot_in_force(records: Sequence[StoredRecord], index: int, epochs: Epochs) -> bool:
