@@ -74,6 +74,16 @@ class Gap(NamedTuple):
     dropped: int
 
 
+class Deleted(NamedTuple):
+    """The records that maintenance has deleted, of FORWARD and of DATA, and the broker's time of the last purge of DATA
+    (0: none, or not known).
+    """
+
+    forward: int = 0
+    data: int = 0
+    data_at_ms: int = 0
+
+
 class AgreementStatus(NamedTuple):
     """The status of a site that agrees with others: its view of the sites, and whether it waits and orders nothing.
 
@@ -112,7 +122,7 @@ class GroupStatus(NamedTuple):
     another group's history under this name. `trouble`: what the serving job reports that it can't do for the group;
     with `is_left_out`, it does not order it. `acts`: the last acts of operators. `open_transactions`: transactions on
     FORWARD that hold up the records behind them. `under_replicated`: partitions with replicas that are not in sync.
-    `takeovers`: the last ones, the newest last.
+    `takeovers`: the last ones, the newest last. `deleted`: by maintenance.
     """
 
     group: str
@@ -141,6 +151,7 @@ class GroupStatus(NamedTuple):
     silences: Mapping[str, float | None] = MappingProxyType({})
     under_replicated: Sequence[UnderReplicated] = ()
     takeovers: Sequence[PastTakeover] = ()
+    deleted: Deleted = Deleted()
 
     @property
     def is_stuck(self) -> bool:
@@ -171,6 +182,7 @@ class GroupStatus(NamedTuple):
             "takeovers": [each._asdict() for each in self.takeovers],
             "under_replicated": [each._asdict() for each in self.under_replicated],
             "open_transactions": [each._asdict() for each in self.open_transactions],
+            "deleted": self.deleted._asdict(),
             "agreement": self.agreement._asdict() if self.agreement is not None else None,
         }
         return {**self._asdict(), **plain}
@@ -215,6 +227,11 @@ def read_status(
                 PastTakeover(each.epoch, each.host, each.pid, each.at_ms) for each in epochs.claims[-KEPT:]
             )
             other = _other_history(data, ledger)
+            begins = data.beginning()
+            # The note of a purge is about the snapshot that remains at the beginning.
+            purged_ms = max(
+                (ms for note, ms in epochs.noted_ms.items() if begins and note.offset == begins + 1), default=0
+            )
         if agreement is not None:  # relayed records are another site's, which this site does not handle
             forward = [partition for partition in forward if partition.topic == str(Topic(group, "forward", site))]
         with connection.reachable():
@@ -248,6 +265,7 @@ def read_status(
                 agreement=agreement,
                 acts=acts,
                 takeovers=takeovers,
+                deleted=Deleted(sum(beginning for beginning, _ in spans.values()), begins, purged_ms),
                 wrong_settings="" if is_copy else wrong_in_logs(connection, [group], site).get(group, ""),
                 other_history=other,
                 format=max(state.format, of_format),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,7 +46,7 @@ def parse_names(text: str) -> list[str]:
 
 def show_sites(messages: Sequence[Sequence[bytes]], names: Sequence[str], mode: str, directory: Path) -> bool:
     """Run the demo of several sites; return whether there are anomalies. `messages`: a list for each member."""
-    with _sites(names, mode, directory) as sites:
+    with _sites(names, mode, directory) as sites, _page(sites):
         from connectors.spark.session import build_session
 
         say("starting Spark: the sequencers and the relays (about 15 s) …")
@@ -77,6 +78,20 @@ def _sites(names: Sequence[str], mode: str, directory: Path) -> Iterator[Sites]:
             create_topics(connection, GROUP, [name])
         say(f"{len(names)} sites, a Kafka cluster each: {', '.join(names)}; {_ORDERS[mode].format(home=names[0])}")
         yield sites
+
+
+@contextlib.contextmanager
+def _page(sites: Sites) -> Iterator[None]:
+    """Show the order of each site as it comes, if the extra for it is installed."""
+    if importlib.util.find_spec("prometheus_client") is None:
+        yield
+        return
+    from jobs.listening import listening
+    from jobs.terminal.streaming import EVERYTHING
+
+    say("a page shows the order as it comes, at each site:")
+    with listening(":0", sites.connections, None, EVERYTHING, sites, payloads=True):
+        yield
 
 
 @contextlib.contextmanager

@@ -9,6 +9,9 @@ import subprocess
 import urllib.request
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from urllib.error import HTTPError, URLError
 from xml.etree import ElementTree
 
 import pytest
@@ -19,6 +22,7 @@ from jobs.demo import demo
 from jobs.demo.cast import DemoProcesses
 from jobs.demo.demo import MARKER, _empty_directory
 from jobs.demo.processes import Started
+from jobs.demo.sites import _page
 from ordering.base.errors import EnvironmentProblem, UsageError
 from tests.cli.process import ABCAST, background
 from tests.waiting import WAIT, eventually
@@ -44,6 +48,22 @@ def test_a_job_that_does_not_start(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentProblem, match=r"'foo:bar' is no Kafka server"):
         job.await_ready(60)
     job.stop()
+
+
+def test_the_page_of_several_sites(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is up for the block, and has all sites."""
+    sites: Any = SimpleNamespace(
+        connections={"nyc": MemoryConnection(), "sfo": MemoryConnection()}, heard_at=lambda _: ()
+    )
+    with _page(sites):
+        address = capsys.readouterr().err.split()[-1]
+        with urllib.request.urlopen(f"{address}/healthz", timeout=WAIT) as answer:
+            assert answer.read() == b"starting\n"
+        with pytest.raises(HTTPError) as refused:
+            urllib.request.urlopen(f"{address}/api/order?group=demo&site=lon", timeout=WAIT)
+        assert refused.value.code == 404
+    with pytest.raises(URLError):
+        urllib.request.urlopen(f"{address}/healthz", timeout=WAIT)
 
 
 class Jobs:

@@ -20,7 +20,7 @@ from connectors.diagnosis.latencies import Latency
 from connectors.diagnosis.monitor import Monitor
 from connectors.diagnosis.order_feed import OrderFeeds
 from connectors.diagnosis.page import page
-from connectors.diagnosis.status import Gap, GroupStatus
+from connectors.diagnosis.status import Deleted, Gap, GroupStatus
 from connectors.diagnosis.statuses import Statuses
 from connectors.kafka.codec.dead_letter_codec import dead_letter_headers
 from connectors.kafka.groups.troubles import Troubles
@@ -85,6 +85,7 @@ def address() -> Iterator[str]:
         *(12_345, 3, 5, 2, 4, 0, 1.5, 9, 6, {"sfo": 4.0}),
         ledger_lag=1_234,
         silences={"nyc/alice": 2.0, "nyc/bob": None},
+        deleted=Deleted(5_000, 70, 1_764_000_000_000),
         acts=[Act("forget", HOSTILE, "bob@ops", "left", 1_764_000_000_000)],
     )
     wrong = well._replace(
@@ -170,6 +171,7 @@ def test_in_a_browser(address: str, tmp_path: Path) -> None:
         "epoch 3, 2025-11-24 16:00:00 UTC, process, pid 7 on vm",
         "nyc/bob  not heard lately\nnyc/alice  heard 2 s ago",
         "sfo → nyc  4 s ago",
+        "5,000 records of FORWARD deleted\n70 records of DATA deleted, the last 2025-11-24 16:00:00 UTC",
         f"2025-11-24 16:00:00 UTC  forget by bob@ops: {HOSTILE} (left)",
     ):
         assert fact in facts

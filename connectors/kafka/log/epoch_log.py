@@ -49,6 +49,8 @@ class Epochs:
     claims: list[Claim] = field(default_factory=list)
     """Every claim, in the order of epochs."""
     notes: list[Note] = field(default_factory=list)
+    noted_ms: dict[Note, int] = field(default_factory=dict)
+    """The broker's time of each note."""
     move: Move | None = None
     """The newest move of the group's home."""
     claims_before_move: int = 0
@@ -161,6 +163,8 @@ class EpochLog:
             if (act := read_act(record.headers, record.timestamp)) is not None:
                 self.known.acts.append(act)
             self.known.apply(entry, record.offset)
+            if isinstance(entry, Note):
+                self.known.noted_ms[entry] = record.timestamp
         self.known.below = max(self.known.below, end)  # the last offset may be a transaction's marker
         return self.known
 

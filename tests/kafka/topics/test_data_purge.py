@@ -13,6 +13,7 @@ import pytest
 from kafka.structs import TopicPartition
 
 from connectors import Member
+from connectors.diagnosis.status import Deleted, read_status
 from connectors.kafka.codec.epochs import encode_note
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.connection.sending import append
@@ -80,12 +81,17 @@ def test_what_the_ledger_has_goes(broker: EmbeddedBroker, transport: str, tmp_pa
     assert purge(connection, group, 0) == []
     assert [each.records for each in purge(connection, group, 4, dry_run=True)] > [0]
     assert data_of(connection, group) == whole
+    assert read_status(connection, group, SITE).deleted == Deleted()
+    began_ms = time.time() * 1000
     assert [each.records for each in purge(connection, group, 4)] > [0]
     left = data_of(connection, group)
     assert left == whole[-len(left) :]
     assert left[0].payload, "a snapshot"
     assert left[1].seqno in (4, 5)
     assert purge(connection, group, 4) == []
+    deleted = read_status(connection, group, SITE).deleted
+    assert (deleted.forward, deleted.data) == (0, len(whole) - len(left))
+    assert abs(deleted.data_at_ms - began_ms) < 60_000
 
     order(connection, group, 2)
     with Member(group, f"{SITE}/b", connection=connection) as member, pytest.raises(HistoryUnavailable):
