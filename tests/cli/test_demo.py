@@ -51,7 +51,7 @@ def test_a_job_that_does_not_start(tmp_path: Path) -> None:
 
 
 def test_the_page_of_several_sites(capsys: pytest.CaptureFixture[str]) -> None:
-    """It is up for the block, and has all sites."""
+    """The page answers while the demo runs, for each site."""
     sites: Any = SimpleNamespace(
         connections={"nyc": MemoryConnection(), "sfo": MemoryConnection()}, heard_at=lambda _: ()
     )

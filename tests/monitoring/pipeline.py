@@ -26,7 +26,7 @@ from tests.papers import doc, section
 from tests.waiting import eventually
 
 SITE = "runbooks"
-JOBS = ("run", "ledger", "sequence")
+JOBS = ("run", "ledger", "sequence", "relay")
 """The commands that go on until they are stopped."""
 
 
