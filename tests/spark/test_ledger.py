@@ -128,15 +128,16 @@ def test_a_table_that_is_set_back(spark: SparkSession, tmp_path: Path, after: in
     assert rows_of(spark, table, group) == expected(*range(1, after + 2))
 
 
-@pytest.mark.parametrize("name", ["columnMapping.mode", "enableDeletionVectors"])
-def test_defaults_of_a_company(spark: SparkSession, tmp_path: Path, name: str) -> None:
+def test_defaults_of_a_company(spark: SparkSession, tmp_path: Path) -> None:
     """Features that delta-rs can't read are left out of a new table, whatever Spark gives to each."""
-    setting = f"spark.databricks.delta.properties.defaults.{name}"
-    spark.conf.set(setting, "name" if name == "columnMapping.mode" else "true")
+    defaults = {"columnMapping.mode": "name", "enableDeletionVectors": "true"}
+    for name, value in defaults.items():
+        spark.conf.set(f"spark.databricks.delta.properties.defaults.{name}", value)
     try:
         create_tables(spark, tmp_path)
     finally:
-        spark.conf.unset(setting)
+        for name in defaults:
+            spark.conf.unset(f"spark.databricks.delta.properties.defaults.{name}")
     table = tmp_path / "ledger"
     for seqno in (1, 2):
         create_tables(spark, tmp_path)
@@ -252,6 +253,7 @@ def test_compare_and_set(spark: SparkSession, table: Path, group: str) -> None:
     assert rows_of(spark, table, group) == expected(1, 2, 3, 4, 5)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_two_writers_at_once(spark: SparkSession, table: Path, group: str) -> None:
     """Two ledger jobs that race through the same log, batch by batch, leave each seqno once."""
