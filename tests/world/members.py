@@ -37,6 +37,7 @@ from ordering.base.errors import (
     Superseded,
     UsageError,
 )
+from ordering.base.kinds import MESSAGE_KINDS
 from ordering.base.names import Address
 from ordering.base.records import FLUSH_OK, MESSAGE, START_FLUSH, STOP_FLUSH
 from ordering.membership.membership import MemberIncarnation
@@ -339,9 +340,14 @@ class Process:
 
     def sends(self, headers: Sequence[tuple[str, bytes]]) -> None:
         """See a record that leaves. A lost one is sent again."""
-        _, kind, incarnation, local_seqno = headers[0][1].decode().split(" ")[:4]
-        key, now = (int(incarnation), int(local_seqno)), self.now
-        if kind != MESSAGE or key in self.sent_in:
+        _, kind, incarnation, local_seqnos = headers[0][1].decode().split(" ")[:4]
+        first, _, last = local_seqnos.partition("-")
+        for local_seqno in range(int(first), int(last or first) + 1) if kind in MESSAGE_KINDS else ():
+            self._sends_message((int(incarnation), local_seqno))
+
+    def _sends_message(self, key: tuple[int, int]) -> None:
+        now = self.now
+        if key in self.sent_in:
             return
         if now.phase in (Part.KEPT_OUT, Part.AWAITING):
             self.world.blame(FROM_OUTSIDE, f"{now.member} has sent {key}")

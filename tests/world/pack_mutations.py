@@ -6,11 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from connectors.client.tail.subscription import Subscription
 from connectors.engine.batch import decide as true_decide
-from ordering.base.records import MESSAGES, Data
+from ordering.base.packs import decode_pack, encode_pack, rest_of
+from ordering.base.records import MESSAGES, Data, Forward
 from ordering.checker.anomalies import DIVERGENT, DUPLICATE, GAP, LOST
+from ordering.membership.membership import ReceivedRow
 from ordering.sequencer.packing import pack_of
-from ordering.sequencer.sequencer import absorb
+from ordering.sequencer.sequencer import absorb, next_accepted
 from ordering.sequencer.state import SequencerState
 from tests.simulator.mutation import Mutation
 from tests.world.group import UNKNOWN_MESSAGE, WRONG_STATE
@@ -62,6 +65,34 @@ def of_anyone(before: Data, other: Data) -> bool:
     return before.source._replace(offset=before.source.offset + 1) == other.source
 
 
+def uncut(record: Forward, _taken: int) -> Forward:
+    """Take a pack whole, though its first messages are ordered."""
+    return record
+
+
+def as_its_first_message(accepted: ReceivedRow, incarnation: int, local_seqno: int, _count: int) -> Any:
+    """Take the received row from a pack's first message."""
+    return next_accepted(accepted, incarnation, local_seqno)
+
+
+def at_once(_subscription: Subscription, _state: SequencerState) -> Any:
+    """Write packs, whatever the group's format is."""
+    return lambda: True
+
+
+_true_rest_of = rest_of
+
+
+def without_its_last(record: Forward, taken: int) -> Forward:
+    """Cut off the end, not the beginning."""
+    rest = _true_rest_of(record, taken)
+    if rest.count == record.count:
+        return record
+    payload = encode_pack(decode_pack(record.payload, record.count)[: rest.count])
+    return replace(rest, payload=payload)
+
+
+_CUTS = "ordering.sequencer.sequencer.rest_of", "connectors.engine.batch.rest_of"
 _DECIDE, _FOLLOWS = "connectors.engine.sequencing.decide", "ordering.sequencer.packing._follows"
 
 MUTATIONS = tuple(
@@ -96,6 +127,30 @@ MUTATIONS = tuple(
             "The SOURCE of a pack is the place of its first message",
             WRONG_STATE,
             (("ordering.sequencer.packing.pack_of", named_by_the_first),),
+        ),
+        Mutation(
+            "pack-uncut",
+            "The sequencer takes a pack of FORWARD whole, though its first messages are ordered",
+            (DIVERGENT, DUPLICATE, WRONG_STATE),
+            tuple((target, uncut) for target in _CUTS),
+        ),
+        Mutation(
+            "pack-cut-at-its-end",
+            "The sequencer cuts a pack of FORWARD at its end, and not at the received row",
+            (DUPLICATE, LOST),
+            tuple((target, without_its_last) for target in _CUTS),
+        ),
+        Mutation(
+            "pack-moves-by-one",
+            "The received row moves on to the first message of a pack of FORWARD",
+            (DIVERGENT, DUPLICATE, LOST, WRONG_STATE),
+            (("ordering.sequencer.sequencer.next_accepted", as_its_first_message),),
+        ),
+        Mutation(
+            "packs-at-once",
+            "A member writes packs before the group takes them",
+            LOST,
+            (("connectors.client.tail.subscription.Subscription.packs_from", at_once),),
         ),
         Mutation(
             "pack-of-two-lives",

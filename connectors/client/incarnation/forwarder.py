@@ -109,7 +109,7 @@ class Forwarder:
         self._pending_messages = PendingMessages(connection, group, incarnations, begun, opened.state.seqno)
         self._lifecycle = LifecycleState(incarnations.address, incarnations.changed, Participant(self._identity))
         shared = opened.shared
-        path = Path(group, shared.producers, shared.cast_producers, opened.producer, opened.hub)
+        path = Path(group, shared.producers, shared.cast_producers, opened.producer, opened.may_pack, opened.hub)
         self._send_queue = SendQueue(incarnations, self._pending_messages, path, self._may_send, self._end)
         self._admission = AdmissionControl(self._lifecycle, self._pending_messages)
         heartbeats = functools.partial(self._shared.heartbeats(group, self.address.site).add, self)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from connectors.client.casts.cast_keeper import UnwrittenCasts, unwritten_casts
@@ -48,6 +48,8 @@ class IncarnationResources(NamedTuple):
     """Given if another process has begun the incarnation, and it has casts."""
     casts: UnwrittenCasts
     """The casts that earlier incarnations accepted, and did not see written."""
+    may_pack: Callable[[], bool]
+    """Whether FORWARD may have packs now."""
 
 
 def open_resources(
@@ -77,6 +79,7 @@ def open_resources(
         to_close.callback(subscription.close)
         # The log's end is read before the first message is sent: none of ours can be missed behind it.
         start, state = subscription.end()
+        may_pack = subscription.packs_from(state)
         history = functools.partial(_ordered_since, connection, group, incarnations.address, end=start.offset)
         try:
             beginning = incarnations.begin(memory.numbers, state, unsent, history)
@@ -95,7 +98,7 @@ def open_resources(
         casts = unwritten_casts(
             connection, group, incarnations.address, incarnations.outbox, None if unsent is None else unsent.casts
         )
-    return IncarnationResources(shared, producer, subscription, beginning, start, state, hub, earlier, casts)
+    return IncarnationResources(shared, producer, subscription, beginning, start, state, hub, earlier, casts, may_pack)
 
 
 def _check_is_whole(connection: Connection, group: str, site: str) -> None:

@@ -9,13 +9,18 @@ in order, except where a produce request failed (`connectors.client.tail.go_back
 if both the participant and the caster release it. With casts, the last records of the table wait for the casts before
 them (`ordering.casts.outgoing`), and headers behind their own say what they depend on.
 
+Packs. Successive messages with equal headers that are sent together go in packs, if the group takes them. A message is
+sent again in whatever pack it falls into then: the sequencer judges each local seqno, and cuts an overlap
+(`ordering.sequencer.sequencer`). So neither the table nor the outbox keeps the edges of packs. No message waits for a
+pack to grow.
+
 The lock. All methods are called under `Incarnations.changed`, except three: `look_after`, which takes it if something
 is due, `heartbeat` and `close`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from connectors.client.casts.cast_keeper import UnwrittenCast, UnwrittenCasts
@@ -26,10 +31,11 @@ from connectors.client.tail.cast_hub import CastHub
 from connectors.client.tail.go_back_n import GoBackN
 from connectors.client.tail.heartbeats import Heartbeat
 from connectors.client.tail.producers import Producers
-from connectors.kafka.codec.codec import forward_headers
+from connectors.kafka.codec.codec import forward_headers, pack_headers
 from connectors.kafka.transport import Producer
 from ordering.base.errors import NotWrittenInTime
 from ordering.base.names import Topic
+from ordering.base.packs import encode_pack, parts
 from ordering.base.records import HEARTBEAT, MESSAGE, Headers
 from ordering.casts.outgoing import EarlierProcess
 from ordering.membership.membership import MemberIncarnation
@@ -43,6 +49,7 @@ class Path(NamedTuple):
     producers: Producers
     cast_producers: Producers
     producer: Producer
+    may_pack: Callable[[], bool]
     hub: CastHub | None = None
 
 
@@ -127,16 +134,12 @@ class SendQueue:
                 self.caster.total(MESSAGE)
             self._release()
             return
-        for pending in self._pending_messages.table.tail(count):
-            if self._may_send(pending):
-                self._send(pending)
+        self._send_all(self._pending_messages.table.tail(count))
 
     def send_table(self) -> None:
         """Send all pending records that may be sent, in increasing order of local seqnos."""
         released = self._released
-        for pending in self._pending_messages.table.pending():
-            if pending.local_seqno <= released and self._may_send(pending):
-                self._send(pending)
+        self._send_all(each for each in self._pending_messages.table.pending() if each.local_seqno <= released)
 
     def _send_again(self) -> None:
         self._incarnations.figures.resends += 1
@@ -177,6 +180,38 @@ class SendQueue:
                 self._depends[pending.local_seqno] = beside
             if self._may_send(pending):
                 self._send(pending)
+
+    def _send_all(self, records: Iterable[Pending]) -> None:
+        """Send the records that may be sent, in their order, messages in packs."""
+        if not self._path.may_pack():
+            for pending in filter(self._may_send, records):
+                self._send(pending)
+            return
+        run: list[Pending] = []
+        for pending in filter(self._may_send, records):
+            if run and not self._is_next(run[-1], pending):
+                self._send_run(run)
+                run = []
+            run.append(pending)
+        self._send_run(run)
+
+    def _is_next(self, last: Pending, pending: Pending) -> bool:
+        """Whether both may be in one pack."""
+        if pending.local_seqno != last.local_seqno + 1 or is_control(last) or is_control(pending):
+            return False
+        if self._depends and not {last.local_seqno, pending.local_seqno}.isdisjoint(self._depends):
+            return False
+        return sent_headers(last) == sent_headers(pending)
+
+    def _send_run(self, run: Sequence[Pending]) -> None:
+        payloads = [pending.payload for pending in run]
+        for begin, end in parts(list(map(len, payloads))):
+            if end - begin == 1:
+                self._send(run[begin])
+            else:
+                first, incarnation = run[begin], self._pending_messages.incarnation
+                headers = pack_headers(incarnation, first.local_seqno, end - begin, sent_headers(first))
+                self.sending.send(self._topic, self._sender, encode_pack(payloads[begin:end]), headers)
 
     def _send(self, pending: Pending) -> None:
         incarnation = self._pending_messages.incarnation

@@ -46,6 +46,15 @@ class LogEnd:
         with self._lent() as (log, end, state):
             return log.after(seqno, or_end=or_end, known=(end, state)), end
 
+    def is_sequenced(self) -> bool:
+        """Whether sequencers decide the group, one at a time, and not sites that agree: that never changes.
+
+        False while nobody has decided anything. Raises as `read`.
+        """
+        with self._lent() as (log, _, state):
+            claim = log.epochs.read().newest_claim  # None in a copy
+            return state.epoch > 0 and not (claim is not None and claim.agreement)
+
     def close(self) -> None:
         """Disconnect, and forget the state."""
         with self._reading:

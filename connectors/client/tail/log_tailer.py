@@ -35,6 +35,7 @@ from connectors.kafka.log.data_cursor import DataCursor
 from connectors.kafka.log.data_log import Start
 from connectors.kafka.log.effective import Effective, Messages
 from ordering.base.errors import BrokerUnreachable, HistoryChanged, HistoryUnavailable
+from ordering.base.formats import FIRST
 from ordering.base.names import Address, Topic
 from ordering.base.records import MESSAGE
 from ordering.sequencer.state import SequencerState
@@ -55,6 +56,8 @@ class LogTailer:
         self.site = site
         self.partition = TopicPartition(str(Topic(group, "data", site)), 0)
         self.has_failed = False
+        self.format = FIRST.number
+        """The highest format of the group in the seals read so far."""
         self._newest_seqno = 0
         self._changed: HistoryChanged | None = None
         self._users = 0
@@ -142,6 +145,10 @@ class LogTailer:
         """Return the end of DATA, and the state there. Raises BrokerUnreachable, TopicMissing, HistoryChanged."""
         return self._end.read()
 
+    def is_sequenced(self) -> bool:
+        """Whether sequencers decide the group, one at a time, and not sites that agree. Raises as `end`."""
+        return self._end.is_sequenced()
+
     def after(self, seqno: int, *, or_end: bool) -> tuple[Start, int]:
         """Return the place to read on behind `seqno`, and the end offset of DATA. Raises as `DataLog.after` does.
 
@@ -173,6 +180,7 @@ class LogTailer:
             records = cursor.poll(POLL_S)
         except HistoryUnavailable as gone:
             return self._start_anew(cursor, gone, stopping)
+        self.format = max(self.format, cursor.format)
         if cursor.position > begins:
             batch = TailBatch(begins, cursor.position, cursor.reader.epoch, records, _size(records))
             self.cache.add(batch, unless=stopping)

@@ -12,6 +12,7 @@ from typing import Protocol
 from connectors.kafka.log.data_log import Start
 from connectors.kafka.log.effective import Effective
 from ordering.base.errors import HistoryUnavailable
+from ordering.base.formats import PACKS
 from ordering.sequencer.state import SequencerState
 
 
@@ -35,9 +36,13 @@ class RecordSource(Protocol):
     """The part of a `connectors.client.tail.log_tailer.LogTailer` that a subscription needs."""
 
     notifying: threading.RLock
+    format: int
 
     def end(self) -> tuple[Start, SequencerState]:
         """Return the end of DATA, and the state there. Raises BrokerUnreachable."""
+
+    def is_sequenced(self) -> bool:
+        """Whether sequencers decide the group, one at a time. Raises BrokerUnreachable."""
 
     def forget(self, subscription: Subscription) -> None:
         """Call a closed subscription no more. Called under `notifying`."""
@@ -62,6 +67,14 @@ class Subscription:
     def end(self) -> tuple[Start, SequencerState]:
         """Return the end of DATA, and the state there. Raises BrokerUnreachable."""
         return self._tailer.end()
+
+    def packs_from(self, state: SequencerState) -> Callable[[], bool]:
+        """Return a function that tells whether FORWARD may have packs, given the state that `end` has returned.
+
+        A seal in DATA must have announced them: every sequencer after it knows packs. Raises BrokerUnreachable.
+        """
+        tailer, is_sequenced = self._tailer, self._tailer.is_sequenced()
+        return lambda: is_sequenced and max(state.format, tailer.format) >= PACKS.number
 
     def begin(self, listener: Listener, offset: int) -> None:
         """Let the listener receive everything from `offset` on, which `end` has returned."""

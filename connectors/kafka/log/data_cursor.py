@@ -30,7 +30,7 @@ from connectors.kafka.log.effective import Effective, MessageColumns, Messages, 
 from connectors.kafka.log.same_log_consumer import SameLogConsumer
 from connectors.kafka.transport import Consumer
 from ordering.base.errors import HistoryChanged, HistoryUnavailable, ProtocolViolation
-from ordering.base.formats import follow
+from ordering.base.formats import FIRST, follow
 from ordering.base.kinds import DATA_KINDS
 from ordering.base.packs import decode_pack
 from ordering.base.reader import Reader, Verdict
@@ -56,8 +56,8 @@ _warned_of: set[tuple[str, str]] = set()
 class DataCursor:
     """Reads on from a `Start`. Not thread-safe. `close` closes the consumer, too.
 
-    `position`: the offset after the records returned so far. `strays`: the number of strays passed over. Records of
-    kinds that only a later version knows are returned like any others.
+    `position`: the offset after the records returned so far. `strays`: the number of strays passed over. `format`: the
+    highest one in the seals read so far. Records of kinds that only a later version knows are returned like any others.
     """
 
     def __init__(self, consumer: Consumer, partition: TopicPartition, start: Start) -> None:
@@ -68,6 +68,7 @@ class DataCursor:
         self._pending: Sequence[Any] = ()
         self.position = start.offset
         self.strays = 0
+        self.format = FIRST.number
         self._log = SameLogConsumer(consumer, self._changed)
         self._log.read({partition: start.offset})
 
@@ -236,7 +237,9 @@ class DataCursor:
                     has_others = has_others or kind != MESSAGE
                     taken.append(found)
             elif verdict is Verdict.CONTROL:
-                follow(self._partition.topic, data_format(fields))
+                told = data_format(fields)
+                follow(self._partition.topic, told)
+                self.format = max(self.format, told.number)
         self._pending, self.position = self._pending[judged:], records[judged - 1].offset + 1
         return Messages.of(taken) if has_pack and not has_others else taken
 
