@@ -12,7 +12,8 @@ from jobs.listening import Listen, Payloads, listening
 from jobs.maintain import DataRetention, every, kept_of_data
 from jobs.terminal import interruption
 from jobs.terminal.engine_option import AgreementOption, Engine, EngineOption, agreement_of, engine_job, tune
-from jobs.terminal.ledger_process import LedgerProcess
+from jobs.terminal.jobs_process import ledger_process, relays_process
+from jobs.terminal.logs import log_with
 from jobs.terminal.options import (
     DEFAULT_DATA,
     BootstrapServers,
@@ -28,7 +29,17 @@ from jobs.terminal.options import (
     run_script,
 )
 from jobs.terminal.sites_option import SitesFile, kafka_of_site, optional_sites
-from jobs.terminal.streaming import STOPPING, Relays, Served, await_end, job_options, run_jobs, served, working
+from jobs.terminal.streaming import (
+    STOPPING,
+    Relays,
+    Served,
+    await_end,
+    job_options,
+    reachable,
+    run_jobs,
+    served,
+    working,
+)
 from jobs.terminal.times import seconds
 from ordering.base.errors import UsageError
 from ordering.base.names import DEFAULT_SITE
@@ -36,6 +47,7 @@ from ordering.base.names import DEFAULT_SITE
 if TYPE_CHECKING:
     from connectors.kafka.connection.connection import Connection
     from connectors.kafka.groups.troubles import Troubles
+    from connectors.spark.job import SparkJob
     from connectors.takeover.agreement import AgreementSettings
 
 
@@ -75,8 +87,11 @@ def run(
     which = served(groups, look_every_s)
     connection = kafka_of_site(topology, site, bootstrap_servers, kafka_config, "run")
     with listening(listen, {site: connection}, data, which, topology, payloads=listen_payloads) as troubles:
-        if engine is Engine.process and topology is None and not maintenance and isinstance(data, Path):
-            _run_light(connection, site, data, agreed, which, troubles)
+        relays: Relays | None = None
+        if topology is not None:
+            relays = Relays(topology, [direction for direction in topology.directions() if direction.source == site])
+        if engine is Engine.process and not maintenance and isinstance(data, Path):
+            _run_light(connection, site, data, agreed, which, troubles, relays)
             return
         options = job_options(
             connection, site, data, max_batch_records, which, parallelism, work_dir, topology, troubles
@@ -90,9 +105,6 @@ def run(
         )
         if beside:
             tune()
-        relays: Relays | None = None
-        if topology is not None:
-            relays = Relays(topology, [direction for direction in topology.directions() if direction.source == site])
         run_jobs(names, options, relays, beside, maintenance, agreed)
 
 
@@ -103,21 +115,32 @@ def _run_light(
     agreed: AgreementSettings | None,
     which: Served,
     troubles: Troubles,
+    relays: Relays | None,
 ) -> None:
     """Run without Spark: nothing that the site needs takes it."""
     from connectors.ledger.process.table_job import LedgerOptions
     from connectors.relay.beginning import beginning_of
+    from connectors.relay.kinds import relays_of
     from connectors.spark.data_directory import check_writable
 
     require("deltalake")  # the child needs it
     directory = data.absolute()
     check_writable(directory)
-    job = engine_job(connection, site, directory, agreed, which, troubles, beginning_of(None, site))
-    tune()
+    sites = relays.sites if relays is not None else None
+    jobs: list[SparkJob] = []
+    if sites is None or sites.sequences(site):
+        check_group = beginning_of(sites, site)
+        jobs.append(engine_job(connection, site, directory, agreed, which, troubles, check_group))
+        tune()
+    else:
+        log_with(site=site)
+        connection = reachable(connection, which)
+    jobs.append(ledger_process(LedgerOptions(connection, site, directory, *which, troubles=troubles)))
+    if relays is not None and any(relays_of(relays.sites, direction) for direction in relays.directions):
+        jobs.append(relays_process(site, relays, which, troubles))
     interruption.stop_when_asked(STOPPING)
-    options = LedgerOptions(connection, site, directory, *which, troubles=troubles)
-    with working([job, LedgerProcess(options)]) as jobs:
-        await_end(jobs)
+    with working(jobs) as working_ones:
+        await_end(working_ones)
 
 
 if __name__ == "__main__":

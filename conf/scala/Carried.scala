@@ -13,7 +13,7 @@ import org.apache.spark.sql.catalyst.util.{ArrayData, GenericArrayData}
 import org.apache.spark.sql.types.StructType
 import org.apache.spark.unsafe.types.UTF8String
 
-/** What a relay writes of records: `connectors.relay.columns` says how. */
+/** What a relay writes of records: `connectors.relay.rules` says how. */
 case class CarriedReader(json: String) extends RecordReader {
   private[abcast] type Topic = CarriedTopic
   @transient private lazy val rules = new CarriedRules(said)

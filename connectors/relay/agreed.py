@@ -1,4 +1,4 @@
-"""The relay between sites that agree on one order: a site's FORWARD and its log, in one query.
+"""The relay between sites that agree on one order: a site's FORWARD and its log, by one relay.
 
 Records of one may overtake records of the other. A run that arrives before its records waits for them
 (`ordering.agreement.site`, rule 3), and records wait for their run. So each of the two is carried in its own order, and
@@ -10,21 +10,16 @@ of FORWARD, each batch brings an entry of the site. A batch is bounded, as it mu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import closing
 
 from kafka.structs import TopicPartition
-from pyspark.sql import DataFrame
 
-from connectors.relay.columns import relay_agreed
-from connectors.relay.job import Relay
+from connectors.relay.relay import Relay
+from connectors.relay.rules import Rule, agreed
 from ordering.agreement.sites.forwards import MAX_RUN_RECORDS
 from ordering.base.errors import HistoryUnavailable
 from ordering.base.names import Topic
 from ordering.base.records import Partition
-
-MAX_BATCH_RECORDS = 3 * MAX_RUN_RECORDS
-"""Roughly the records of a second."""
 
 
 class Agreed(Relay):
@@ -33,6 +28,8 @@ class Agreed(Relay):
     carries = "agreed"
     reads = ("forward", "data")
     needs_all_records = True
+    most_records = 3 * MAX_RUN_RECORDS
+    """Roughly the records of a second."""
     real_time_batch = "1 minute"
     """Long, as a run crosses several links and may meet the end of a batch on each."""
 
@@ -41,15 +38,9 @@ class Agreed(Relay):
         source, target = self.direction
         return Topic(topic.group, "relayed" if topic.role == "forward" else "entries", target, source)
 
-    def kafka_source(self, topics: list[str], positions: Mapping[TopicPartition, int]) -> dict[str, str]:
-        """Return the options of every relay, with a smaller bound on a batch."""
-        source = super().kafka_source(topics, positions)
-        most = min(int(source["maxOffsetsPerTrigger"]), MAX_BATCH_RECORDS)
-        return {**source, "maxOffsetsPerTrigger": str(most)}
-
-    def carry(self, rows: DataFrame) -> DataFrame:
+    def rule(self) -> Rule:
         """Mark each record with its source, and FORWARD also with its broker's time; leave out decisions."""
-        return relay_agreed(rows, self.direction)
+        return agreed(self.direction)
 
     def first_to_carry(self, partition: TopicPartition, position: int, beginning: int) -> int:
         """Return the offset to go on from, as every relay does; `beginning` if retention has dropped all copies, too.

@@ -9,7 +9,7 @@ VIEW, AFTER and CLOCK of a cast refer to the DATA of its site. So the mode decid
 * *Mesh*: each site has its own seqnos and views. A cast of a view is for the members of that view, who are all at one
   site: it is not carried. A cast of no view needs only its sender's numbers, and is carried.
 
-Invariant. The copies of a partition are a beginning of it, as a set (`connectors.relay.job`). A receiver discards
+Invariant. The copies of a partition are a beginning of it, as a set (`connectors.relay.relay`). A receiver discards
 repeats by sender, incarnation and number. So a relay that is killed at any point loses nothing, and no cast is
 delivered twice.
 
@@ -17,7 +17,7 @@ Invariant, *once over each bridge, and never back*. In each Kafka one direction 
 in that Kafka that is nearest to the sender's site takes it in, from its next hop towards the sender. In the Kafka of
 the sender's site no direction does. So each copy is made from one that is at least a link nearer to the original, and
 there is no circle. With sites' files of different age there may be several directions, and circles. A cast that has
-been in the target's Kafka is not carried (`connectors.relay.columns`), so a cast comes once by each way.
+been in the target's Kafka is not carried (`connectors.relay.rules`), so a cast comes once by each way.
 
 Reading begins behind the last record that the copy has from this relay's source. If the copy has none, reading begins
 at the oldest cast that the source still has: a new site has no member who could miss the casts that retention has
@@ -32,12 +32,11 @@ from contextlib import closing
 from types import MappingProxyType
 
 from kafka.structs import TopicPartition
-from pyspark.sql import DataFrame
 
 from connectors.kafka.connection.sites import Direction, Sites
 from connectors.kafka.topics.topics import refusals
-from connectors.relay.columns import relay_casts
-from connectors.relay.job import Relay
+from connectors.relay.relay import Relay
+from connectors.relay.rules import Rule, casts
 from ordering.base.errors import HistoryUnavailable, KafkaRefused
 from ordering.base.names import Topic
 from ordering.base.records import Partition
@@ -67,10 +66,10 @@ class Casts(Relay):
             self.sites, self.direction, topic.site, self._at_target.get(topic.group, ())
         )
 
-    def carry(self, rows: DataFrame) -> DataFrame:
+    def rule(self) -> Rule:
         """Copy casts that were not in the target's Kafka, with this relay's mark; in a mesh, only casts of no view."""
         at_target = self.in_kafka_of_target(self._at_target.values())
-        return relay_casts(rows, self.direction, at_target, of_views=self.sites.one_order)
+        return casts(self.direction, at_target, of_views=self.sites.one_order)
 
     def select_topics(self, topics: list[Topic]) -> dict[str, list[str]]:
         """Select topics as the base class does, but none if both ends share one Kafka. Note the sites of the

@@ -22,8 +22,8 @@ from connectors.kafka.connection.sites import Direction
 from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.log.stored_record import StoredRecord
 from connectors.relay.copy_beginning import check_beginning, let_it_join_again
-from connectors.relay.job import ask_the_ledger
 from connectors.relay.promotion import fence_former_home, first_difference
+from connectors.relay.relay import ask_the_ledger
 from ordering.base.errors import AbcastError, HistoryUnavailable, NoSnapshot, UsageError
 from ordering.base.reader import Reader, epoch_of
 from ordering.base.records import Data

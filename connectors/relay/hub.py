@@ -5,18 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 from contextlib import closing
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from kafka.structs import TopicPartition
-from pyspark.sql import DataFrame, SparkSession
 
-from connectors.kafka.connection.sites import Direction, Sites
 from connectors.kafka.groups.unservable_groups import UnservableGroups, ask_each
 from connectors.kafka.topics.topics import check_may
-from connectors.relay.columns import relay_forward, relay_home_data
 from connectors.relay.home_copy import HomeCopy
-from connectors.relay.job import Relay
-from connectors.spark.job import JobOptions
+from connectors.relay.relay import Relay
+from connectors.relay.rules import Rule, forward, home_data
 from ordering.base.errors import AbcastError, BrokerUnreachable, UsageError
 from ordering.base.names import Role, Topic
 from ordering.base.records import Partition
@@ -30,9 +27,9 @@ class HomeData(Relay):
     carries = "home-data"
     reads = ("data",)
 
-    def __init__(self, spark: SparkSession, options: JobOptions, sites: Sites, direction: Direction) -> None:
-        super().__init__(spark, options, sites, direction)
-        self._copies: list[HomeCopy] = []
+    def __init__(self, *options: Any) -> None:
+        super().__init__(*options)
+        self._copies: dict[str, HomeCopy] = {}
 
     def filled(self, topic: Topic) -> Topic:
         """Return DATA of the other site."""
@@ -52,32 +49,36 @@ class HomeData(Relay):
 
     def _position_of(self, topic: Topic) -> tuple[TopicPartition, int]:
         check_may(self.target, "WRITE", [self.filled(topic), Topic(topic.group, "epoch", self.direction.target)])
-        copy = HomeCopy(self.source, self.target, topic.group, self.direction)
-        self._copies.append(copy)
+        self.drop(topic.group)
+        copy = self._copies[topic.group] = HomeCopy(self.source, self.target, topic.group, self.direction)
         return copy.home.partition, copy.start()
 
-    def carry(self, rows: DataFrame) -> DataFrame:
+    def rule(self) -> Rule:
         """Copy the records unchanged."""
-        return relay_home_data(rows, self.direction)
+        return home_data(self.direction)
 
     def check(self) -> None:
         """Post the bases for readers of the copies. Raises UnservableGroups if some are copies no more; EndLost."""
         refused: dict[str, AbcastError] = {}
-        for copy in self._copies:
+        for group, copy in self._copies.items():
             try:
                 copy.post_base()
             except UsageError as error:
-                refused[copy.home.topic.group] = error
+                refused[group] = error
             except BrokerUnreachable as error:  # the next check tries again
                 _logger.debug("%s: %s", self.name, error)
         if refused:
             raise UnservableGroups(refused)
 
-    def close_query(self) -> None:
+    def drop(self, group: str) -> None:
         """Close the logs that `check` reads."""
-        for copy in self._copies:
+        if (copy := self._copies.pop(group, None)) is not None:
             copy.close()
-        self._copies = []
+
+    def end(self, *, is_stopped: bool) -> None:  # noqa: ARG002 - as others have it
+        """Close all logs that `check` reads."""
+        for group in list(self._copies):
+            self.drop(group)
 
 
 class SiteForward(Relay):
@@ -109,6 +110,6 @@ class SiteForward(Relay):
             )
         return max(position, beginning)
 
-    def carry(self, rows: DataFrame) -> DataFrame:
+    def rule(self) -> Rule:
         """Mark each record with its source."""
-        return relay_forward(rows, self.direction)
+        return forward(self.direction)

@@ -6,9 +6,9 @@ from connectors.kafka.connection.sites import Direction, Sites
 from connectors.relay.agreed import Agreed
 from connectors.relay.casts import Casts
 from connectors.relay.hub import HomeData, SiteForward
-from connectors.relay.job import Relay
 from connectors.relay.letters import Letters
 from connectors.relay.mesh import MeshData
+from connectors.relay.relay import Relay
 
 
 def relays_of(sites: Sites, direction: Direction) -> list[type[Relay]]:

@@ -6,7 +6,7 @@ sites share that Kafka, several may have one. Then the relay of each carries the
 one's relay, and the receiver drops the repeats.
 
 If some sites have an older file, a step may lead back. But no letter goes round: a relay does not carry a letter that
-has been in the target's Kafka (`connectors.relay.columns`). Such a letter waits for a file with another way. The relay
+has been in the target's Kafka (`connectors.relay.rules`). Such a letter waits for a file with another way. The relay
 of that way begins after the last letter that it has copied itself.
 """
 
@@ -18,12 +18,11 @@ from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 
 from kafka.structs import TopicPartition
-from pyspark.sql import DataFrame
 
 from connectors.kafka.connection.sites import Direction, Sites
 from connectors.kafka.topics.topics import count_partitions, ensure_topic
-from connectors.relay.columns import relay_letters
-from connectors.relay.job import Relay
+from connectors.relay.relay import Relay
+from connectors.relay.rules import Rule, letters
 from ordering.base.errors import BrokerUnreachable, KafkaRefused
 from ordering.base.names import Topic
 from ordering.base.records import Partition
@@ -69,9 +68,9 @@ class Letters(Relay):
         at_target = self._at_target.get(topic.group, {self.direction.target})
         return topic.role == "inbox" and leads_nearer(self.sites, self.direction, topic.site, at_source, at_target)
 
-    def carry(self, rows: DataFrame) -> DataFrame:
+    def rule(self) -> Rule:
         """Copy letters with this relay's mark, unless they have been in the target's Kafka."""
-        return relay_letters(rows, self.direction, self.in_kafka_of_target(self._at_target.values()))
+        return letters(self.direction, self.in_kafka_of_target(self._at_target.values()))
 
     def first_to_carry(self, partition: TopicPartition, position: int, beginning: int) -> int:
         """Return `position`, or the source's beginning, with a warning, if letters before it were deleted uncarried.

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
-from pathlib import Path
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 from kafka.structs import TopicPartition
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
 
-from connectors.kafka.connection.sites import Direction, Sites
 from connectors.kafka.groups.unservable_groups import ask_each
 from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.topics.topics import ensure_topic
-from connectors.relay.columns import relay_mesh_data
 from connectors.relay.hub import SiteForward
-from connectors.relay.job import ask_the_ledger
 from connectors.relay.link_start import SessionStart, find_session_start, is_ordered
 from connectors.relay.presence import Presence
-from connectors.spark.job import JobOptions
-from connectors.spark.progress import newest
+from connectors.relay.relay import ask_the_ledger
+from connectors.relay.rules import Rule, mesh_data
 from ordering.base.errors import AbcastError, BrokerUnreachable, HistoryUnavailable
 from ordering.base.names import Topic
 
@@ -40,23 +35,21 @@ class MeshData(SiteForward):
     carries = "mesh-data"
     reads = ("data",)
 
-    def __init__(self, spark: SparkSession, options: JobOptions, sites: Sites, direction: Direction) -> None:
-        super().__init__(spark, options, sites, direction)
+    def __init__(self, *options: Any) -> None:
+        super().__init__(*options)
         self._presence: Presence | None = None
-        self._query: StreamingQuery | None = None
+        self._copied: Callable[[], Mapping[TopicPartition, int]] = dict
         self._sessions: dict[str, int] = {}
         self._carried: dict[str, int] = {}  # by DATA topic, at the last look
         self._ends_there: dict[str, int] = {}  # of the neighbour's DATA, where it has not ordered that
         self._patience_s = LOOK_EVERY_S
         self._began_at = self._looked_at = 0.0
 
-    def start_query(self, topics: Mapping[str, list[str]], checkpoint: Path) -> StreamingQuery:
-        """Start the query of every relay, with a `Presence` beside it."""
-        self._presence = Presence(self.source, self.target, self.direction)
-        self._query = super().start_query(topics, checkpoint)
-        self._carried, self._ends_there = {}, {}
+    def begin(self, copied: Callable[[], Mapping[TopicPartition, int]]) -> None:
+        """Open the relay's `Presence`."""
+        self._presence, self._copied = Presence(self.source, self.target, self.direction), copied
+        self._sessions, self._carried, self._ends_there = {}, {}, {}
         self._began_at = self._looked_at = time.monotonic()
-        return self._query
 
     def positions(self, topics: Collection[Topic]) -> dict[TopicPartition, int]:
         """Begin a session in each group; return the offset of DATA where it begins, by the neighbour's own rows.
@@ -66,7 +59,7 @@ class MeshData(SiteForward):
         assert self._presence is not None
         starts = ask_each(topics, self._start_of)
         # All starts are found first: a session that begins ends the one before.
-        self._sessions = {
+        self._sessions |= {
             str(topic): self._presence.begin(topic.group, beginning, self._is_carried)
             for topic, beginning in starts.items()
         }
@@ -127,7 +120,8 @@ class MeshData(SiteForward):
                 )
             return
         self._patience_s = LOOK_EVERY_S
-        self._carried = {name: offset for name, offset in self._read_by_query().items() if name in self._sessions}
+        copied = self._copied()
+        self._carried = {place.topic: offset for place, offset in copied.items() if place.topic in self._sessions}
         self._ends_there = {}
 
     def _there(self, group: str) -> DataLog:
@@ -136,20 +130,23 @@ class MeshData(SiteForward):
     def _is_carried(self, origin: str) -> bool:
         return self.sites.carries(self.direction, origin)
 
-    def _read_by_query(self) -> dict[str, int]:
-        """Return the offset after the last record of each DATA topic that the query reports as copied."""
-        batch = newest(self._query) if self._query is not None else None
-        return {} if batch is None else {topic: int(partitions["0"]) for topic, partitions in batch.ends.items()}
-
-    def close_query(self) -> None:
-        """Close the presence, with a farewell if the relay is stopped and not only its query."""
+    def drop(self, group: str) -> None:
+        """End the heartbeats of a group."""
+        for topic in [name for name in self._sessions if Topic.of(name).group == group]:
+            for known in (self._sessions, self._carried, self._ends_there):
+                known.pop(topic, None)
         if self._presence is not None:
-            if self._stop.is_set():
+            self._presence.drop(group)
+
+    def end(self, *, is_stopped: bool) -> None:
+        """Close the presence, with a farewell if the relay is stopped."""
+        if self._presence is not None:
+            if is_stopped:
                 self._presence.farewell()
             self._presence.close()
             self._presence = None
 
-    def carry(self, rows: DataFrame) -> DataFrame:
-        """Make a record of the link from each record of DATA."""
+    def rule(self) -> Rule:
+        """Make records of the link from each record of DATA."""
         not_carried = {site for site in self.sites.connections if not self._is_carried(site)}
-        return relay_mesh_data(rows, self.direction, self._sessions, not_carried)
+        return mesh_data(self.direction, self._sessions, not_carried)

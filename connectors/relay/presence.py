@@ -1,7 +1,7 @@
-"""The records that a relay between the sites of a mesh writes in its own name, from its driver.
+"""The records that a relay between the sites of a mesh writes in its own name.
 
-* The *beginning of a session* (`ordering.sequencer.links`): its offset, and the view in force there. The query brings
-  the views that follow. The neighbour takes the highest by (epoch, view id), so a repeated view does no harm.
+* The *beginning of a session* (`ordering.sequencer.links`): its offset, and the view in force there. The copies
+  bring the views that follow. The neighbour takes the highest by (epoch, view id), so a repeated view does no harm.
 * A *heartbeat* each second for every group that has had a view at its site. Without it the neighbour's sequencer takes
   the site for unreachable. Other groups get one now and then, so that a running relay can be told from a stopped one.
 * A *farewell* (kind `leave`), when the relay is stopped on purpose.
@@ -83,10 +83,15 @@ class Presence:
         except KafkaError as error:
             _logger.warning("%s: the record of the relay's end could not be written: %r", self._direction, error)
 
+    def drop(self, group: str) -> None:
+        """Write no more in a group."""
+        if (dropped := self._groups.pop(group, None)) is not None:
+            dropped.log.close()
+
     def close(self) -> None:
         """Close the connections."""
-        for group in self._groups.values():
-            group.log.close()
+        for group in list(self._groups):
+            self.drop(group)
         self._producer.close(timeout=1)
 
     def _append(self, group: str, kind: str, incarnation: int = 1, local_seqno: int = 1, value: bytes = b"") -> int:

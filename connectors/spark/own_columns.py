@@ -59,7 +59,7 @@ def rows_of_forward(schema: str, rules: str) -> Column:
 def rows_carried(rules: str) -> Column:
     """Make a relay's output structs from rows of Spark's Kafka source (with headers); null for rows not carried.
 
-    `rules`: JSON, as `connectors.relay.columns` writes it and `conf/scala/Carried.scala` reads it.
+    `rules`: JSON, as `connectors.relay.spark.columns` writes it and `conf/scala/Carried.scala` reads it.
     """
     return _rows_by(_own("CarriedReader")(rules))
 

@@ -219,11 +219,12 @@ def relay_makers(relays: Relays | None) -> list[MakeJob]:
     if relays is None:
         return []
     from connectors.relay.kinds import relays_of
+    from connectors.relay.spark.job import SparkRelay
 
     return [
-        functools.partial(relay, sites=relays.sites, direction=direction)
+        functools.partial(SparkRelay, kind=kind, sites=relays.sites, direction=direction)
         for direction in relays.directions
-        for relay in relays_of(relays.sites, direction)
+        for kind in relays_of(relays.sites, direction)
     ]
 
 

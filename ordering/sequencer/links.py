@@ -201,7 +201,7 @@ class CarriedRecord(NamedTuple):
 def carry_each(record: Data, source: str, session: int, carries: Callable[[str], bool]) -> list[CarriedRecord]:
     """Return the record of `carry` for each seqno that a record takes: each message of a pack crosses a link alone.
 
-    Of a kind of a later version, each is a skip. `connectors.relay.columns` has the same as Spark columns.
+    Of a kind of a later version, each is a skip. `connectors.relay.spark.columns` has the same as Spark columns.
     """
     return [
         carry(replace(each, seqno=number), source, session, carries)

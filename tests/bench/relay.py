@@ -9,12 +9,12 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from pyspark.sql import DataFrame
-
 from connectors.kafka.connection.sites import Direction, Sites, Trigger
 from connectors.kafka.topics.topics import ensure_topic
-from connectors.relay.columns import relay_forward, relay_home_data, relay_mesh_data
+from connectors.relay import rules
 from connectors.relay.hub import SiteForward
+from connectors.relay.spark.columns import rows_by
+from connectors.relay.spark.job import SparkRelay
 from connectors.spark.job import JobOptions
 from jobs.terminal.streaming import running
 from ordering.base.names import Topic
@@ -51,15 +51,15 @@ def _throughput(lab: Lab) -> list[dict[str, Any]]:
 
 def _drain(lab: Lab, kind: str, source: str, direction: Direction, place: Place) -> Drained:
     ensure_topic(lab.connection, Topic(place.group, "relayed", direction.target, direction.source), 1)
-    return measure_drain(lab, to_kafka(lab, _relayed(kind, read(lab, source), source, direction)))
+    return measure_drain(lab, to_kafka(lab, rows_by(_rule(kind, source, direction), read(lab, source))))
 
 
-def _relayed(kind: str, rows: DataFrame, source: str, direction: Direction) -> DataFrame:
+def _rule(kind: str, source: str, direction: Direction) -> rules.Rule:
     if kind == "requests":
-        return relay_forward(rows, direction)
+        return rules.forward(direction)
     if kind == "orders":
-        return relay_home_data(rows, direction)
-    return relay_mesh_data(rows, direction, {source: 0}, [direction.target])
+        return rules.home_data(direction)
+    return rules.mesh_data(direction, {source: 0}, [direction.target])
 
 
 def _latency(lab: Lab) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def _relaying(lab: Lab, trigger: Trigger, place: Place, target: Place) -> Iterat
     """The relay job from one site to its home, in this process, ready."""
     ends = {place.site: lab.connection, target.site: lab.connection}
     sites = Sites("hub", target.site, trigger, ends, frozenset([frozenset(ends)]))
-    make = functools.partial(SiteForward, sites=sites, direction=Direction(place.site, target.site))
+    make = functools.partial(SparkRelay, kind=SiteForward, sites=sites, direction=Direction(place.site, target.site))
     data = lab.path("data")
     with running([make], lab.spark, JobOptions(lab.connection, place.site, data)) as jobs:
         while not jobs[0].ready.wait(0.2):

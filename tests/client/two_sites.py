@@ -1,6 +1,6 @@
 """A hub of two sites in memory: relays in threads, which may be stopped anywhere, and continue by their marks.
 
-They change a record as the relays on Spark do (`connectors.relay.columns`).
+They change a record as the relays on Spark do (`connectors.relay.rules`).
 """
 
 from __future__ import annotations

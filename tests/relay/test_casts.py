@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -17,7 +16,6 @@ from connectors.kafka.connection.sites import Direction, Mode, Sites
 from connectors.kafka.groups.unservable_groups import UnservableGroups
 from connectors.relay.casts import Casts, is_entrance
 from connectors.relay.marks import last_copy
-from connectors.spark.job import JobOptions
 from connectors.testing import MemoryConnection
 from ordering.base.errors import HistoryUnavailable
 from ordering.base.names import Topic
@@ -95,10 +93,10 @@ def test_each_kafka_has_one_entrance_and_nothing_goes_round(kafkas: list[str], l
             assert seen[-1] == kafka_of[origin]
 
 
-def test_what_is_to_be_carried_is_found_in_one_look(tmp_path: Path) -> None:
+def test_what_is_to_be_carried_is_found_in_one_look() -> None:
     """With a thousand groups, a look at the other Kafka's topics for each topic here would cost a second."""
     sites = deployment("isis", "12", pairs("ab"))
-    job: Any = Casts(None, JobOptions(sites.connections["a"], "a", tmp_path), sites, Direction("a", "b"))  # type: ignore[arg-type]
+    job: Any = Casts(sites, Direction("a", "b"))
     job.is_apart = True
     groups = [f"g{number}" for number in range(20)]
     there = [Topic(group, "data", "b") for group in groups]
@@ -108,10 +106,10 @@ def test_what_is_to_be_carried_is_found_in_one_look(tmp_path: Path) -> None:
     assert find.call_count <= 2
 
 
-def test_a_copy_that_lacks_what_is_gone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_copy_that_lacks_what_is_gone(caplog: pytest.LogCaptureFixture) -> None:
     """The relay stops where the copy tells its end, and warns where retention has dropped that, too."""
     sites = deployment("isis", "12", pairs("ab"))
-    job: Any = Casts(None, JobOptions(sites.connections["a"], "a", tmp_path), sites, Direction("a", "b"))  # type: ignore[arg-type]
+    job: Any = Casts(sites, Direction("a", "b"))
     there = job.target = MemoryConnection()
     topic = Topic("g", "cast", "a")
     place = TopicPartition(str(topic), 0)
@@ -137,12 +135,12 @@ def test_a_copy_that_lacks_what_is_gone(tmp_path: Path, caplog: pytest.LogCaptur
     assert "dropped offsets 0 to 39" in record.getMessage()
 
 
-def test_a_hole_in_one_copy_stops_no_other_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hole_in_one_copy_stops_no_other_group(monkeypatch: pytest.MonkeyPatch) -> None:
     sites = deployment("isis", "12", pairs("ab"))
-    job: Any = Casts(None, JobOptions(sites.connections["a"], "a", tmp_path), sites, Direction("a", "b"))  # type: ignore[arg-type]
+    job: Any = Casts(sites, Direction("a", "b"))
     here, there = job.source, job.target = MemoryConnection(), MemoryConnection()
     for needs_a_broker in ("ensure_topic", "check_may"):
-        monkeypatch.setattr(f"connectors.relay.job.{needs_a_broker}", lambda *_: None)
+        monkeypatch.setattr(f"connectors.relay.relay.{needs_a_broker}", lambda *_: None)
     topics = [Topic(group, "cast", "a") for group in "gh"]
     for kafka in (here, there):
         for topic in topics:

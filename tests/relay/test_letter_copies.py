@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from connectors.kafka.connection.sites import Direction, Sites
 from connectors.relay.letter_copies import purge_copies
 from connectors.relay.letters import Letters
 from connectors.relay.marks import last_copy
-from connectors.spark.job import JobOptions
 from connectors.testing.memory_clients import MemoryConsumer
 from connectors.testing.memory_kafka import MemoryConnection
 from ordering.base.errors import BrokerUnreachable
@@ -59,8 +57,7 @@ def write(sites: Sites, site: str, number: int, mark: str = "-") -> None:
 
 
 def relay(sites: Sites, source: str, target: str) -> Letters:
-    options = JobOptions(sites.connection(source), source, Path("nowhere"))
-    return Letters(None, options, sites, Direction(source, target))  # type: ignore[arg-type]
+    return Letters(sites, Direction(source, target))
 
 
 def carry(sites: Sites, source: str, target: str, count: int) -> None:

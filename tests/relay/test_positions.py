@@ -16,8 +16,8 @@ from connectors.kafka.connection.sites import Direction, Mode, Sites
 from connectors.relay.agreed import Agreed
 from connectors.relay.casts import Casts
 from connectors.relay.hub import SiteForward
-from connectors.relay.job import Relay
 from connectors.relay.letters import Letters
+from connectors.relay.relay import Relay
 from connectors.testing.memory_kafka import MemoryConnection
 from ordering.base.errors import HistoryUnavailable
 from ordering.base.names import Topic

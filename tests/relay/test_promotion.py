@@ -6,7 +6,6 @@ import time
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +23,9 @@ from connectors.relay.beginning import beginning_of
 from connectors.relay.bootstrap import bootstrap
 from connectors.relay.home_copy import HomeCopy
 from connectors.relay.hub import HomeData
+from connectors.relay.process.job import ProcessRelay
 from connectors.relay.promotion import Promotion, copy_rest, fence, fence_former_home, promote
+from connectors.relay.spark.job import SparkRelay
 from connectors.spark.job import JobOptions
 from connectors.takeover.fencing import check_not_fenced
 from connectors.takeover.takeover import Claimer, take_over, take_over_groups
@@ -124,19 +125,20 @@ def test_the_home_moves_before_anybody_has_sent_anything(hub: Hub) -> None:
     assert take_over_groups(claimer, {"new": ["abcast.new.forward.sfo"]})["new"].seqno == 0
 
 
+@pytest.mark.parametrize("engine", ["spark", "process"])
 def test_a_relay_that_serves_the_refused_group_alone_goes_on(
-    hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture, engine: str
 ) -> None:
     """The relay leaves the group out and serves others; its file names the home before."""
     promote(hub.sites, GROUP, "sfo")
     no_spark: Any = None
     options = JobOptions(hub.connections["nyc"], "nyc", tmp_path, look_every_s=0.05)
-    relay = HomeData(no_spark, options, replace(hub.sites, home="nyc"), Direction("nyc", "sfo"))
-    for name, finder in (("nyc", "finder"), ("sfo", "target_finder")):
-        found = [Topic(GROUP, "data", name)]
-        setattr(
-            relay, finder, SimpleNamespace(find=lambda found=found, **_: found, leaderless=list, close=lambda: None)
-        )
+    sites, direction = replace(hub.sites, home="nyc"), Direction("nyc", "sfo")
+    relay: SparkRelay | ProcessRelay = (
+        SparkRelay(no_spark, options, HomeData, sites, direction)
+        if engine == "spark"
+        else ProcessRelay(HomeData, sites, direction, look_every_s=0.05)
+    )
     with working([relay]) as [thread]:
         assert relay.ready.wait(20)
         assert f"The other groups go on; {GROUP} is tried again" in caplog.text

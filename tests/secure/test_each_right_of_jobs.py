@@ -19,6 +19,7 @@ from connectors.ledger.casts.job import CastLedgerJob
 from connectors.ledger.job import LedgerJob
 from connectors.local.broker import EmbeddedBroker
 from connectors.relay.kinds import relays_of
+from connectors.relay.spark.job import SparkRelay
 from connectors.spark.job import JobOptions
 from connectors.testing.sequencer_thread import SequencerThread
 from jobs.terminal.streaming import await_ready, running
@@ -72,7 +73,8 @@ class RelayTrial:
         """Start all relays of the direction, until each has copied all records, or failed."""
         sites = sites_as(user, self.kafkas, self.mode)
         makers = [
-            functools.partial(kind, sites=sites, direction=self.direction) for kind in relays_of(sites, self.direction)
+            functools.partial(SparkRelay, kind=kind, sites=sites, direction=self.direction)
+            for kind in relays_of(sites, self.direction)
         ]
         options = JobOptions(sites.connections[self.direction.source], "-", directory, look_every_s=1.0)
         with running(makers, spark, options) as jobs:

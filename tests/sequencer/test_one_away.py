@@ -19,6 +19,7 @@ from connectors.kafka.connection.sites import Direction, Sites
 from connectors.kafka.groups.unservable_groups import UnservableGroups
 from connectors.kafka.transport import kafka_python
 from connectors.relay.agreed import Agreed
+from connectors.relay.spark.job import SparkRelay
 from connectors.sequencer.agreeing_shard import AgreeingShard
 from connectors.sequencer.shard import SequencerShard
 from connectors.spark.job import BatchTooLarge, JobOptions
@@ -347,7 +348,7 @@ def test_a_large_record_that_may_not_be_skipped_ends_no_other_group(
     if job == "relay":
         direction = Direction("nyc", "sfo")
         sites = Sites("isis", None, "micro-batch", dict.fromkeys(direction, kafka), frozenset({frozenset(direction)}))
-        tried: Any = Agreed(spark, options, sites, direction)
+        tried: Any = SparkRelay(spark, options, Agreed, sites, direction)
     else:
         tried = AgreeingShard(spark, options, agreement=AgreementSettings(Neighbours("nyc", ("nyc",))))
     names = [topic for topics in FORWARD.values() for topic in topics]

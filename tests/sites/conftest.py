@@ -37,7 +37,11 @@ def make_world(spark: SparkSession, broker: EmbeddedBroker, second_broker: Embed
     from tests.sites.world import World
 
     def make(
-        mode: Mode, *names: str, links: list[tuple[str, str]] | None = None, trigger: Trigger = "micro-batch"
+        mode: Mode,
+        *names: str,
+        links: list[tuple[str, str]] | None = None,
+        trigger: Trigger = "micro-batch",
+        relays_on: str = "spark",
     ) -> World:
         number = next(_numbers)
         sites = [f"{name}{number}" for name in names]
@@ -48,7 +52,8 @@ def make_world(spark: SparkSession, broker: EmbeddedBroker, second_broker: Embed
         else:
             pairs = [(f"{a}{number}", f"{b}{number}") for a, b in links or itertools.combinations(names, 2)]
         home = sites[0] if mode == "hub" else None
-        return World(spark, Sites(mode, home, trigger, connections, frozenset(map(frozenset, pairs))), tmp_path)
+        sites_of_world = Sites(mode, home, trigger, connections, frozenset(map(frozenset, pairs)))
+        return World(spark, sites_of_world, tmp_path, relays_on)
 
     return make
 

@@ -7,9 +7,10 @@ import contextlib
 import pytest
 
 from connectors.kafka.topics.topics import find_topics
+from connectors.relay.casts import Casts
 from tests.client.casts.test_orders import texts
 from tests.sites.conftest import MakeWorld
-from tests.sites.test_relay import messages
+from tests.sites.test_relay import messages, on_both_engines
 from tests.sites.world import named
 from tests.waiting import WAIT, eventually
 
@@ -18,10 +19,11 @@ pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.broker, pytest.ma
 ORDERS = ("causal", "total", "causal", "causal", "total", "fifo", "causal")
 
 
+@on_both_engines
 @pytest.mark.parametrize("mode", ["hub", pytest.param("isis", marks=pytest.mark.soak)])
-def test_members_of_two_sites_answer_each_other(make_world: MakeWorld, mode: str) -> None:
+def test_members_of_two_sites_answer_each_other(make_world: MakeWorld, mode: str, relays_on: str) -> None:
     """Both are in one view and use all orders; the relays are cut off once, and then run twice at once."""
-    world = make_world(mode, "nyc", "sfo")
+    world = make_world(mode, "nyc", "sfo", relays_on=relays_on)
     nyc, sfo = world.sites.connections
     with contextlib.ExitStack() as closing:
         sequencers = [world.sequencer(site) for site in world.sites.connections if mode == "isis" or site == nyc]
@@ -37,8 +39,11 @@ def test_members_of_two_sites_answer_each_other(make_world: MakeWorld, mode: str
                 assert [texts(stream, 1) for stream in streams] == [[f"{order} {number}"]] * 2
         for number, each in enumerate(members):
             each.broadcast(b"to both, while they are apart %d" % number, order="causal")
-        twins = [named(relay, name) for relay in world.relays() for name in ("x", "y") if relay.func.carries == "casts"]  # type: ignore[attr-defined]
-        others = [relay for relay in world.relays() if relay.func.carries != "casts"]  # type: ignore[attr-defined]
+        of_casts, others = (
+            [relay for relay in world.relays() if (relay.keywords["kind"] is Casts) == is_so]  # type: ignore[attr-defined]
+            for is_so in (True, False)
+        )
+        twins = [named(relay, name) for relay in of_casts for name in ("x", "y")]
         with world.running([*twins, *others]):
             seen = [sorted(texts(stream, 2)) for stream in streams]
             assert seen == [[f"causal to both, while they are apart {number}" for number in range(2)]] * 2

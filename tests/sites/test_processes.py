@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from connectors.kafka.connection.sites import Trigger
 from tests.cli.here import abcast_here
 from tests.crash.processes import ABCAST, Process
 from tests.sites.conftest import MakeWorld
@@ -20,17 +21,27 @@ pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(300)]
 @pytest.mark.crash
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-@pytest.mark.soak
-@pytest.mark.parametrize("trigger", ["micro-batch", "real-time"])
-def test_killed_relays_under_load(make_world: MakeWorld, processes: list[Process], trigger: str) -> None:
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("trigger", "engines"),
+    [
+        pytest.param("micro-batch", ("spark", "spark"), marks=pytest.mark.soak),
+        pytest.param("real-time", ("spark", "spark"), marks=pytest.mark.soak),
+        pytest.param("micro-batch", ("spark", "process"), marks=pytest.mark.soak),
+        ("micro-batch", ("process", "process")),
+    ],
+)
+def test_killed_relays_under_load(
+    make_world: MakeWorld, processes: list[Process], trigger: Trigger, engines: tuple[str, str]
+) -> None:
     """kill -9 of `abcast relay` in the middle, its directory deleted: nothing lost, nothing doubled, one order. And
     what goes past the order comes to the other site as its sender has sent it, each once.
     """
     world = make_world("hub", "nyc", "sfo", trigger=trigger)
     nyc, sfo = world.sites.connections
-    command = (ABCAST, "relay", "--sites", world.file(), "--data", world.directory / "relay")
 
-    def relay() -> Process:
+    def relay(engine: str) -> Process:
+        command = (ABCAST, "relay", "--sites", world.file(), "--data", world.directory / "relay", "--engine", engine)
         process = Process(f"relay-{len(processes)}", command, world.directory / "logs")
         processes.append(process)
         process.wait_ready()
@@ -42,7 +53,7 @@ def test_killed_relays_under_load(make_world: MakeWorld, processes: list[Process
         world.member(nyc, "alice", casts=True) as alice,
     ):
         casts = (each for each in alice.deliveries(timeout=120) if each.order == "fifo")
-        killed = relay()
+        killed = relay(engines[0])
         for payload in messages("b", 2000):
             bob.broadcast(payload)
             bob.broadcast(payload, order="fifo")
@@ -52,7 +63,7 @@ def test_killed_relays_under_load(make_world: MakeWorld, processes: list[Process
         for payload in messages("c", 500):
             bob.broadcast(payload)
             bob.broadcast(payload, order="fifo")
-        successor = relay()
+        successor = relay(engines[1])
         bob.wait_ordered(120)
         assert [next(casts).payload for _ in range(2500)] == messages("b", 2000) + messages("c", 500)
         successor.stop()

@@ -18,13 +18,17 @@ from tests.waiting import WAIT, eventually
 pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(300)]
 
 
+on_both_engines = pytest.mark.parametrize("relays_on", ["spark", "process"])
+
+
 def messages(name: str, count: int) -> list[bytes]:
     return [f"{name} {number}".encode() for number in range(count)]
 
 
-def test_hub_one_order_for_the_world(make_world: MakeWorld) -> None:
+@on_both_engines
+def test_hub_one_order_for_the_world(make_world: MakeWorld, relays_on: str) -> None:
     """Members at both sites broadcast and deliver the same seqnos, epoch records included in the copy."""
-    world = make_world("hub", "nyc", "sfo")
+    world = make_world("hub", "nyc", "sfo", relays_on=relays_on)
     nyc, sfo = world.sites.connections
     with world.running([world.sequencer_on_spark(nyc), *world.relays()]):
         world.broadcast(nyc, "alice", messages("a", 50))
@@ -38,10 +42,11 @@ def test_hub_one_order_for_the_world(make_world: MakeWorld) -> None:
 
 
 @pytest.mark.long
+@on_both_engines
 @pytest.mark.parametrize("on_spark", [0, *(pytest.param(count, marks=pytest.mark.soak) for count in (1, 3))])
-def test_sites_that_agree(make_world: MakeWorld, on_spark: int) -> None:
+def test_sites_that_agree(make_world: MakeWorld, on_spark: int, relays_on: str) -> None:
     """Three sites, two of them on one Kafka, order as one; the relays bring the other site's records."""
-    world = make_world("isis", "nyc", "sfo", "lax")
+    world = make_world("isis", "nyc", "sfo", "lax", relays_on=relays_on)
     names = list(world.sites.connections)
     jobs = [*map(world.sequencer_on_spark, names[:on_spark]), *map(world.sequencer, names[on_spark:])]
     with world.running([*jobs, *world.relays()]):
@@ -159,9 +164,10 @@ def test_a_link_that_is_added_later(make_world: MakeWorld) -> None:
 
 
 @pytest.mark.long
-def test_letters_and_replies_cross_sites(make_world: MakeWorld) -> None:
+@on_both_engines
+def test_letters_and_replies_cross_sites(make_world: MakeWorld, relays_on: str) -> None:
     """A letter finds a member of another site, and the reply to a delivery's sender its way back; also by a third."""
-    world = make_world("mesh", "nyc", "sfo", "lax", links=[("nyc", "sfo"), ("sfo", "lax")])
+    world = make_world("mesh", "nyc", "sfo", "lax", links=[("nyc", "sfo"), ("sfo", "lax")], relays_on=relays_on)
     nyc, sfo, lax = world.sites.connections
     with (
         world.running([world.sequencer(nyc), world.sequencer(sfo), *world.relays()]),
@@ -189,15 +195,18 @@ def test_letters_and_replies_cross_sites(make_world: MakeWorld) -> None:
 
 
 @pytest.mark.long
-def test_killed_relays_leave_no_hole(make_world: MakeWorld) -> None:
+@pytest.mark.parametrize("engines", [("spark", "spark"), ("process", "process"), ("spark", "process")])
+def test_killed_relays_leave_no_hole(make_world: MakeWorld, engines: tuple[str, str]) -> None:
     """Relays that are cut off in the middle, run twice at once, and keep nothing: one copy of each, in order."""
-    world = make_world("mesh", "nyc", "sfo")
+    world = make_world("mesh", "nyc", "sfo", relays_on=engines[0])
     nyc, sfo = world.sites.connections
     with world.running([world.sequencer(nyc), world.sequencer(sfo)]):
         world.broadcast(nyc, "alice", messages("a", 3000))
         with world.running(world.relay(nyc, sfo)):
             world.deliveries(sfo, 1)
-        twins = [named(relay, name) for relay in world.relay(nyc, sfo) for name in ("x", "y")]
+        twins = [
+            named(relay, name) for name, on in zip("xy", engines, strict=True) for relay in world.relay(nyc, sfo, on)
+        ]
         with world.running(twins):
             world.broadcast(nyc, "alice", messages("b", 3000))
             found = world.deliveries(sfo, 6000)
@@ -235,9 +244,10 @@ def test_readers_of_a_copy_start_from_a_base(make_world: MakeWorld, monkeypatch:
     assert [d.seqno for d in found] == list(range(250, 301))
 
 
-def test_a_copy_is_recreated_while_its_relay_runs(make_world: MakeWorld) -> None:
+@on_both_engines
+def test_a_copy_is_recreated_while_its_relay_runs(make_world: MakeWorld, relays_on: str) -> None:
     """The relay carries it anew from seqno 1, though it looks for new topics only every ten minutes."""
-    world = make_world("hub", "nyc", "sfo")
+    world = make_world("hub", "nyc", "sfo", relays_on=relays_on)
     nyc, sfo = world.sites.connections
     there = world.sites.connection(sfo)
 

@@ -27,6 +27,9 @@ from connectors.kafka.topics.settings import change_settings
 from connectors.kafka.topics.topics import count_partitions, create_topics, find_topics
 from connectors.ledger.job import LedgerJob
 from connectors.relay.kinds import relays_of
+from connectors.relay.process.job import ProcessRelay
+from connectors.relay.relay import Relay
+from connectors.relay.spark.job import SparkRelay
 from connectors.sequencer.job import SequencerJob
 from connectors.spark.job import JobOptions, SparkJob, StreamingJob
 from connectors.takeover.agreement import AgreementSettings, neighbours_of
@@ -45,8 +48,9 @@ SUSPECT_AFTER_MS = 60_000
 class World:
     """A group at some sites. Their names are each test's own, so that tests share the clusters."""
 
-    def __init__(self, spark: SparkSession, sites: Sites, directory: Path) -> None:
-        self.spark = spark
+    def __init__(self, spark: SparkSession, sites: Sites, directory: Path, relays_on: str = "spark") -> None:
+        """Create the group. `relays_on`: the engine of relays, unless a test names one."""
+        self.spark, self.relays_on = spark, relays_on
         self.sites = sites
         self.group = f"world{next(_numbers)}"
         self.directory = directory
@@ -78,12 +82,13 @@ class World:
         """Return the maker of the site's ledger job."""
         return lambda spark, options: LedgerJob(spark, self._at(site, options))
 
-    def relay(self, source: str, target: str) -> list[MakeJob]:
+    def relay(self, source: str, target: str, engine: str = "") -> list[MakeJob]:
         """Return the makers of one direction's relays."""
         direction = Direction(source, target)
+        make: Callable[..., SparkJob] = SparkRelay if (engine or self.relays_on) == "spark" else _on_process
         return [
-            functools.partial(relay, sites=self.sites, direction=direction)
-            for relay in relays_of(self.sites, direction)
+            functools.partial(make, kind=kind, sites=self.sites, direction=direction)
+            for kind in relays_of(self.sites, direction)
         ]
 
     def relays(self) -> list[MakeJob]:
@@ -134,7 +139,7 @@ class World:
         """`abcast relay` for one direction, ready. Killed at the end of the block."""
         command = (
             *(ABCAST, "relay", "--sites", self.file(), "--from", source, "--to", target),
-            *("--data", self.directory / "relay"),
+            *("--data", self.directory / "relay", "--engine", self.relays_on),
         )
         process = Process(f"relay-{source}-{next(_numbers)}", command, self.directory / "logs")
         try:
@@ -206,6 +211,12 @@ class World:
     def relink(self, *links: tuple[str, str]) -> None:
         """Use another file of sites, with these links; relays that start from now on go by it."""
         self.sites = replace(self.sites, links=frozenset(map(frozenset, links)))
+
+
+def _on_process(
+    _: SparkSession, options: JobOptions, *, kind: type[Relay], sites: Sites, direction: Direction
+) -> ProcessRelay:
+    return ProcessRelay(kind, sites, direction, look_every_s=options.look_every_s, troubles=options.troubles)
 
 
 def named(make: MakeJob, suffix: str) -> MakeJob:

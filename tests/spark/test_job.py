@@ -23,7 +23,7 @@ from connectors.kafka.groups.unservable_groups import UnservableGroups
 from connectors.ledger.casts.job import CastLedgerJob
 from connectors.ledger.job import LedgerJob
 from connectors.ledger.maintenance_job import MaintenanceJob
-from connectors.relay.job import Relay
+from connectors.relay.spark.job import SparkRelay
 from connectors.sequencer.agreeing_shard import RoomAgain
 from connectors.sequencer.job import SequencerJob
 from connectors.spark.job import JobOptions, QueryFailed, StreamingJob
@@ -195,7 +195,7 @@ _JOBS: dict[str, Any] = {
     "sequence in a process": EngineJob,
     "ledger": LedgerJob,
     "ledger-casts": CastLedgerJob,
-    "relay": Relay,
+    "relay": SparkRelay,
     "maintain": MaintenanceJob,
 }
 

@@ -17,7 +17,8 @@ from connectors.kafka.connection.sites import Direction
 from connectors.kafka.log.data_log import DataLog, Start
 from connectors.ledger.state import state_from_ledger
 from connectors.ledger.table import LedgerWriter, create_tables
-from connectors.relay.columns import relay_mesh_data
+from connectors.relay.rules import mesh_data
+from connectors.relay.spark.columns import rows_by
 from connectors.spark.query_failure import explain
 from ordering.base.errors import LaterVersion
 from ordering.base.formats import NEWEST, Format
@@ -28,6 +29,7 @@ from ordering.sequencer.links import carry_each
 from tests.formats.make import kafka_of
 from tests.formats.test_earlier import VERSIONS
 from tests.spark.kafka_rows import TIMESTAMP_MS, Row, data, source_frame
+from tests.spark.relayed import relayed
 
 pytestmark = pytest.mark.spark
 
@@ -125,12 +127,11 @@ def _after(seqno: int) -> Data:
 
 
 class TestMesh:
-    WAY = Direction("local", "sfo")
+    RULE = mesh_data(Direction("local", "sfo"), {"abcast.g.data.local": 5}, ())
 
     def test_a_skip_for_each_number(self, spark: SparkSession) -> None:
         """The relay makes the same skips, and the same messages of a pack, as `ordering.sequencer.links`."""
-        frame = source_frame(spark, rows_of(*LOG, message(11)))
-        made = relay_mesh_data(frame, self.WAY, {"abcast.g.data.local": 5}, ()).collect()
+        made = relayed(spark, rows_of(*LOG, message(11)), self.RULE)
         said = [bytes(row["headers"][0]["value"]).decode() for row in made]
         wanted = [each for record in (*LOG, message(11)) for each in carry_each(record, "local", 5, lambda _: True)]
         assert said == [f"2 {each.kind} {each.incarnation} {each.local_seqno} - {each.link}" for each in wanted]
@@ -140,13 +141,13 @@ class TestMesh:
         for value, count in ((b"", 1), (b"\x01", 999_999), (b"\x02\0\0\0\0", 1), (b"\x01\0\0\0\x01ab", 1)):
             frame = source_frame(spark, rows_of(replace(message(1), kind=MESSAGES, payload=value, count=count)))
             with pytest.raises(PySparkException, match=r"a pack of DATA can't be read: abcast\.g\.data\.local 0"):
-                relay_mesh_data(frame, self.WAY, {"abcast.g.data.local": 5}, ()).collect()
+                rows_by(self.RULE, frame).collect()
 
     def test_a_later_format_stops_it(self, spark: SparkSession, tmp_path: Path) -> None:
         """Otherwise the relay would carry a skip for messages that it can't read."""
         frame = source_frame(spark, rows_of(Data(EPOCH, 2, format=LATER), message(1)))
         with pytest.raises(PySparkException) as raised:
-            relay_mesh_data(frame, self.WAY, {"abcast.g.data.local": 5}, ()).collect()
+            rows_by(self.RULE, frame).collect()
         reason = explain(raised.value, tmp_path)
         assert isinstance(reason, LaterVersion)
         assert "install abcast 9.8.7 or later" in str(reason)

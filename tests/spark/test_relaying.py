@@ -1,4 +1,4 @@
-"""Relays as Spark columns: the same result as the row form, record by record."""
+"""Relays as Spark columns: the same result as the form in Python, record by record."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from chispa import assert_df_equality
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from connectors.kafka.codec import codec
 from connectors.kafka.codec.cast_codec import decode_cast
@@ -19,14 +19,8 @@ from connectors.kafka.codec.letter_codec import decode_letter
 from connectors.kafka.connection.sites import Direction
 from connectors.kafka.transport import PlainRecord
 from connectors.ledger.table import ledger_rows
-from connectors.relay.columns import (
-    relay_agreed,
-    relay_casts,
-    relay_forward,
-    relay_home_data,
-    relay_letters,
-    relay_mesh_data,
-)
+from connectors.relay.rules import Rule, agreed, casts, forward, home_data, letters, mesh_data
+from connectors.relay.spark.columns import rows_by
 from ordering.base.kinds import FORWARD_KINDS
 from ordering.base.names import is_address
 from ordering.base.records import (
@@ -59,8 +53,8 @@ from ordering.sequencer.sequencer import seal, snapshot
 from ordering.sequencer.state import SequencerState
 from tests.data_corpus import CASES
 from tests.forward_corpus import CORPUS, TIMESTAMP_MS, TOPIC
-from tests.relay import carrying
 from tests.spark.kafka_rows import Row, SinkRow, data, sink_frame, source_frame
+from tests.spark.relayed import relayed
 
 pytestmark = pytest.mark.spark
 
@@ -70,6 +64,7 @@ OWN = Source("abcast.g.forward.sfo", 2, 70)
 FAR = Source("abcast.g.relayed-fra.sfo", 0, 71)
 SESSION = 17
 NOT_CARRIED = ("lax", "nyc")
+LINK = mesh_data(WAY, {"abcast.g.data.sfo": SESSION}, NOT_CARRIED)
 MEMBERS = b'{"members":[["sfo/bob",7]],"joined":["sfo/bob"],"left":[],"suspected":[],"flush":0}'
 TRACE = (("trace", b"\x00\xff"), ("trace", b""))
 BOB = ("sfo/bob", 7)
@@ -125,7 +120,7 @@ def carried(record: Data, topic: str) -> SinkRow:
 def test_news_are_what_the_row_form_says(spark: SparkSession) -> None:
     """Every record of DATA, of any kind, in its place."""
     rows = [data(record, offset, site="sfo") for offset, record in enumerate(log())]
-    news = relay_mesh_data(source_frame(spark, rows), WAY, {"abcast.g.data.sfo": SESSION}, NOT_CARRIED)
+    news = rows_by(LINK, source_frame(spark, rows))
     expected = [carried(record, "abcast.g.relayed-sfo.nyc") for record in log()]
     assert {row.headers[0][1].split()[1] for row in expected} == {b"message", b"remote-view", b"skip"}
     assert_df_equality(news, sink_frame(spark, expected), ignore_nullable=True)
@@ -133,8 +128,8 @@ def test_news_are_what_the_row_form_says(spark: SparkSession) -> None:
 
 def test_the_neighbour_reads_all_of_it(spark: SparkSession) -> None:
     rows = [data(record, offset, site="sfo") for offset, record in enumerate(log())]
-    news = relay_mesh_data(source_frame(spark, rows), WAY, {"abcast.g.data.sfo": SESSION}, NOT_CARRIED)
-    for offset, (row, record) in enumerate(zip(news.collect(), log(), strict=True)):
+    news = relayed(spark, rows, LINK)
+    for offset, (row, record) in enumerate(zip(news, log(), strict=True)):
         headers = [(header["key"], bytes(header["value"])) for header in row["headers"]]
         source = Source(row["topic"], row["partition"], offset)
         read = codec.decode_forward(source, bytes(row["key"]), bytes(row["value"]), headers)
@@ -152,7 +147,7 @@ def test_each_group_has_a_session_of_its_own(spark: SparkSession) -> None:
         data(message, 1, group="a.b-c", site="sfo"),
     ]
     sessions = {"abcast.g.data.sfo": 0, "abcast.a.b-c.data.sfo": 10**12}
-    found = relay_mesh_data(source_frame(spark, rows), WAY, sessions, ()).collect()
+    found = relayed(spark, rows, mesh_data(WAY, sessions, ()))
     assert [(row["topic"], bytes(row["headers"][0]["value"])) for row in found] == [
         ("abcast.g.relayed-sfo.nyc", b"2 message 1 1 - 0.1.1.1"),
         ("abcast.a.b-c.relayed-sfo.nyc", b"2 message 1 1 - 1000000000000.1.1.1"),
@@ -182,11 +177,11 @@ FORWARDED, BROUGHT = "abcast.a.b-c.forward.sfo", "abcast.a.b-c.relayed-sfo.nyc"
 INBOX, CAST = "abcast.a.b-c.inbox.lax", "abcast.a.b-c.cast.sfo"
 THERE = ("nyc", "oak")
 """The sites in the target's Kafka."""
-of_letters = functools.partial(relay_letters, at_target=THERE)
-of_casts = functools.partial(relay_casts, at_target=THERE, of_views=True)
-OF_CLIENTS: list[tuple[Callable[[DataFrame, Direction], DataFrame], str, str, tuple[int, int], str]] = [
-    (relay_forward, FORWARDED, BROUGHT, (4, 4), "MARK -"),
-    (relay_agreed, FORWARDED, BROUGHT, (4, 4), "MARK - AT_MS"),
+of_letters = functools.partial(letters, at_target=THERE)
+of_casts = functools.partial(casts, at_target=THERE, of_views=True)
+OF_CLIENTS: list[tuple[Callable[[Direction], Rule], str, str, tuple[int, int], str]] = [
+    (forward, FORWARDED, BROUGHT, (4, 4), "MARK -"),
+    (agreed, FORWARDED, BROUGHT, (4, 4), "MARK - AT_MS"),
     (of_letters, INBOX, INBOX, (5, 5), "MARK"),
     (of_casts, CAST, CAST, (7, 7), "MARK"),
 ]
@@ -215,14 +210,12 @@ def test_requests_are_marked(spark: SparkSession) -> None:
         for offset, (headers, _) in enumerate(ASKED)
     ]
     expected = [_whole(marked, row) for row, (_, marked) in zip(rows, ASKED, strict=True)]
-    found = relay_forward(source_frame(spark, rows), WAY).collect()
+    found = relayed(spark, rows, forward(WAY))
     for row, headers, written in zip(rows, expected, found, strict=True):
         topic = "abcast.g.relayed-sfo.nyc"
         assert written[:4] == (topic, row.partition, row.key, row.value)
         assert [tuple(header) for header in written["headers"]] == headers
         assert first_fields(headers, 5)[4:] == [f"sfo/{row.source}".encode()]  # where a relay that starts looks
-        plain = PlainRecord(row.topic, row.partition, row.offset, 0, row.key, row.value, list(row.headers))
-        assert carrying.marked(WAY, plain, 4, " -") == headers  # the relays of the worlds do the same
         before = codec.decode_forward(row.source, row.key, row.value, row.headers)
         after = codec.decode_forward(row.source._replace(topic=topic), row.key, row.value, headers)
         assert after == replace(before, source=after.source)
@@ -236,7 +229,7 @@ def test_who_agrees_reads_what_stands_at_home(spark: SparkSession) -> None:
         for offset, case in enumerate(cases)
     ]
     rows += [Row(TOPIC, 1, len(rows) + n, b"nyc/al", b"x", _whole(headers)) for n, (headers, _) in enumerate(ASKED)]
-    found = relay_agreed(source_frame(spark, rows), AGREED_WAY).collect()
+    found = relayed(spark, rows, agreed(AGREED_WAY))
     for row, written in zip(rows, found, strict=True):
         headers = [tuple(header) for header in written["headers"]]
         assert (written["topic"], written["partition"]) == (TOPIC.replace(".forward.nyc", ".relayed-nyc.sfo"), 1)
@@ -255,7 +248,7 @@ def test_who_agrees_reads_what_stands_at_home(spark: SparkSession) -> None:
 @pytest.mark.parametrize(("relay", "source", "target", "fields", "said"), OF_CLIENTS)
 def test_whatever_a_client_writes_is_carried(
     spark: SparkSession,
-    relay: Callable[[DataFrame, Direction], DataFrame],
+    relay: Callable[[Direction], Rule],
     source: str,
     target: str,
     fields: tuple[int, int],
@@ -270,7 +263,7 @@ def test_whatever_a_client_writes_is_carried(
         if all(len(said or b"") < MAX_PAYLOAD_BYTES for _, said in case.headers)
     ]
     rows += [Row(source, 0, offset, None, None, _whole(headers), -1) for offset, (headers, _) in enumerate(ASKED)]
-    found = relay(source_frame(spark, rows), WAY).collect()
+    found = relayed(spark, rows, relay(WAY))
     for row, written in zip(rows, found, strict=True):
         value = row.value if row.value is None else row.value[: MAX_PAYLOAD_BYTES + 1]
         assert written[:4] == (target, row.partition, row.key, value)
@@ -295,14 +288,13 @@ def test_of_data_strays_stay_where_they_are(spark: SparkSession) -> None:
     cases = [(case, value) for case in CASES for value in values]
     topic = "abcast.a.b-c.data.sfo"
     rows = [Row(topic, 0, offset, case.key, value, case.headers) for offset, (case, value) in enumerate(cases)]
-    frame = source_frame(spark, rows)
     copied = [row for row, (case, _) in zip(rows, cases, strict=True) if case.is_data]
-    for row, written in zip(copied, relay_home_data(frame, WAY).collect(), strict=True):
+    for row, written in zip(copied, relayed(spark, rows, home_data(WAY)), strict=True):
         assert written[:4] == ("abcast.a.b-c.data.nyc", 0, row.key, row.value)
         assert [tuple(header) for header in written["headers"]] == list(row.headers)
     of_log = [row for row in copied if _is_of_log(codec.decode_data(row.key, row.value, row.headers))]
     assert {row.headers[0][1].split()[1] for row in of_log} == {b"entry", b"epoch"}
-    for row, written in zip(of_log, relay_agreed(frame, WAY).collect(), strict=True):
+    for row, written in zip(of_log, relayed(spark, rows, agreed(WAY)), strict=True):
         assert written[:4] == ("abcast.a.b-c.entries-sfo.nyc", 0, None, row.value)
         said = f"sfo/{row.source}".encode()
         assert [tuple(header) for header in written["headers"]] == _marked(row.headers, said, 7, 8)
@@ -325,15 +317,15 @@ def test_of_another_site_nothing_is_carried(spark: SparkSession) -> None:
     )
     entry = [("abcast", b"2 entry - 4 - 1 - - -")]
     rows = [Row(f"abcast.g.{topic}", 0, 0, None, b"", entry) for topic in topics]
-    [written] = relay_agreed(source_frame(spark, rows), WAY).collect()
+    [written] = relayed(spark, rows, agreed(WAY))
     assert written["topic"] == "abcast.g.relayed-sfo.nyc"
 
 
 def test_spark_asks_once_for_a_row(spark: SparkSession) -> None:
     """Its columns are used separately, and none of them where it is null."""
-    for relay in (relay_home_data, relay_agreed):
-        relayed = relay(source_frame(spark, []), WAY).where("octet_length(value) > 0").select("topic", "headers")
-        plan = relayed._jdf.queryExecution().optimizedPlan().toString()
+    for relay in (home_data, agreed):
+        frame = rows_by(relay(WAY), source_frame(spark, [])).where("octet_length(value) > 0").select("topic", "headers")
+        plan = frame._jdf.queryExecution().optimizedPlan().toString()
         assert plan.count("CarriedReader") == 1
 
 
@@ -371,9 +363,8 @@ def test_what_no_topic_takes_is_cut_and_judged_as_before(spark: SparkSession, wh
     """The relay goes on, and the record is judged at the other site as at home: good, or a dead letter."""
     row = Row("abcast.g.forward.sfo", 0, 0, *NO_TOPIC_TAKES[what])
     at_home = codec.decode_forward(row.source, row.key, row.value, row.headers, TIMESTAMP_MS)
-    frame = source_frame(spark, [row])
-    for relay in (relay_forward, relay_agreed):
-        [written] = relay(frame, WAY).collect()
+    for relay in (forward, agreed):
+        [written] = relayed(spark, [row], relay(WAY))
         headers = [tuple(header) for header in written["headers"]]
         key, value = (bytes(written[name]) for name in ("key", "value"))
         size = len(key) + len(value) + sum(len(name) + len(said) + 10 for name, said in headers)
@@ -396,7 +387,7 @@ def test_a_letter_and_a_cast_that_no_topic_takes(spark: SparkSession) -> None:
     for relay, role, key, line, decode in (
         (of_casts, "cast.sfo", b"sfo/bob", clock, decode_cast),
         (
-            functools.partial(relay_letters, at_target=THERE),
+            functools.partial(letters, at_target=THERE),
             "inbox.nyc",
             b"nyc/al",
             sender,
@@ -404,7 +395,7 @@ def test_a_letter_and_a_cast_that_no_topic_takes(spark: SparkSession) -> None:
         ),
     ):
         row = Row(f"abcast.g.{role}", 0, 0, key, b"x", line)
-        [written] = relay(source_frame(spark, [row]), WAY).collect()
+        [written] = relayed(spark, [row], relay(WAY))
         headers = [tuple(header) for header in written["headers"]]
         assert sum(len(said) for _, said in headers) < MAX_RECORD_BYTES / 2
         reasons = {decode(row.key, row.value, said) for said in (row.headers, headers)}
@@ -417,7 +408,7 @@ def test_of_data_who_agrees_is_brought_the_log(spark: SparkSession) -> None:
     entries = [Data(ENTRY, 4, local_seqno=number, payload=b"%d" % number) for number in (1, 2)]
     records = [*log(), *entries]
     rows = [data(record, offset, site="nyc") for offset, record in enumerate(records)]
-    found = relay_agreed(source_frame(spark, rows), AGREED_WAY).collect()
+    found = relayed(spark, rows, agreed(AGREED_WAY))
     carried_ones = [
         (row, record) for row, record in zip(rows, records, strict=True) if record in (seal(4), seal(5), *entries)
     ]
@@ -435,7 +426,7 @@ def test_letters_are_marked(spark: SparkSession) -> None:
         Row("abcast.g.inbox.nyc", 1, offset, b"nyc/al", b"x", _whole([_said(header), ("trace", b"1")]))
         for offset, (header, _) in enumerate(LETTERS)
     ]
-    found = of_letters(source_frame(spark, rows), WAY).collect()
+    found = relayed(spark, rows, of_letters(WAY))
     for row, (_, marked), written in zip(rows, LETTERS, found, strict=True):
         assert written[:4] == (row.topic, 1, row.key, row.value)
         assert [tuple(header) for header in written["headers"]] == _whole([_said(marked), ("trace", b"1")], row)
@@ -453,14 +444,14 @@ BACK = ["nyc/a-0:1", "oak/a-0:1", "fra/a-0:1 nyc/a-0:1", "fra/a-0:1 oak/a-0:1 la
     ],
 )
 def test_what_has_been_there_is_not_carried_back(
-    spark: SparkSession, relay: Callable[[DataFrame, Direction], DataFrame], topic: str, before: str
+    spark: SparkSession, relay: Callable[[Direction], Rule], topic: str, before: str
 ) -> None:
     """Whatever its way, a record is not copied to a Kafka that it has passed. All others are copied."""
     rows = [
         Row(f"abcast.g.{topic}", 0, offset, b"lax/al", b"x", _whole([f"{before} {marks}"]))
         for offset, marks in enumerate([*CARRIED_ON, *BACK])
     ]
-    found = relay(source_frame(spark, rows), WAY).collect()
+    found = relayed(spark, rows, relay(WAY))
     expected = [_whole([f"{before} MARK {marks}"], row) for row, marks in zip(rows, CARRIED_ON, strict=False)]
     assert [[tuple(header) for header in written["headers"]] for written in found] == expected
 
@@ -489,15 +480,14 @@ def test_casts_are_marked(spark: SparkSession) -> None:
         for offset, header in enumerate(CASTS)
     ]
     rows.append(Row("abcast.g.cast.fra", 1, len(rows), None, None, []))
-    frame = source_frame(spark, rows)
-    found = of_casts(frame, WAY).collect()
+    found = relayed(spark, rows, of_casts(WAY))
     for row, written in zip(rows, found, strict=True):
         assert written[:4] == (row.topic, row.partition, row.key, row.value)
         headers = [(name, bytes(value)) for name, value in written["headers"]]
         assert decode_cast(row.key, row.value, headers) == decode_cast(row.key, row.value, row.headers)
         assert first_fields(headers, 8)[7] == f"sfo/{row.source}".encode()
     of_no_view = [row for row in rows if first_fields(row.headers, 5)[4:] in ([], [b"-"])]
-    assert relay_casts(frame, WAY, THERE, of_views=False).count() == len(of_no_view)
+    assert len(relayed(spark, rows, casts(WAY, THERE, of_views=False))) == len(of_no_view)
 
 
 def test_nobody_speaks_in_the_name_of_the_relay_that_carries_him(spark: SparkSession) -> None:
@@ -507,7 +497,7 @@ def test_nobody_speaks_in_the_name_of_the_relay_that_carries_him(spark: SparkSes
         for offset, kind in enumerate(FORWARD_KINDS)
         if kind not in (SKIP, MESSAGES)
     ]
-    for row, written in zip(rows, relay_forward(source_frame(spark, rows), WAY).collect(), strict=True):
+    for row, written in zip(rows, relayed(spark, rows, forward(WAY)), strict=True):
         headers = [tuple(header) for header in written["headers"]]
         for source, said in ((row.source, row.headers), (row.source._replace(topic=written["topic"]), headers)):
             read = codec.decode_forward(source, row.key, row.value, said)

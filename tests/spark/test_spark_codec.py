@@ -14,7 +14,8 @@ from pyspark.sql import functions as F
 from connectors.kafka.codec import codec
 from connectors.kafka.codec.headers import HEADER, parse_number
 from connectors.kafka.connection.sites import Direction
-from connectors.relay.columns import relay_forward, relay_mesh_data
+from connectors.relay import rules
+from connectors.relay.spark.columns import rows_by
 from connectors.sequencer.runs import unpack_headers
 from connectors.spark.forward_rows import LINK_COLUMNS, forward_rows
 from ordering.base.kinds import FORWARD_KINDS
@@ -186,8 +187,9 @@ def test_what_our_own_relays_bring_is_plain(spark: SparkSession) -> None:
         Data(FLUSH_OK, 4, 3, 9, "local/bob", 7, 2, b"1", source),
     ]
     of_data = [data(record, offset, site="local") for offset, record in enumerate(told)]
-    relayed = relay_forward(source_frame(spark, asked), way).unionAll(
-        relay_mesh_data(source_frame(spark, of_data), way, {"abcast.g.data.local": 17}, ["nyc"])
+    link = rules.mesh_data(way, {"abcast.g.data.local": 17}, ["nyc"])
+    relayed = rows_by(rules.forward(way), source_frame(spark, asked)).unionAll(
+        rows_by(link, source_frame(spark, of_data))
     )
     rows = relayed.withColumns({"offset": F.monotonically_increasing_id(), "timestamp": F.now()})
     decoded = forward_rows(rows, "nyc", relayed=True).collect()

@@ -8,12 +8,13 @@ from pyspark.sql import SparkSession
 from connectors.kafka.codec import codec
 from connectors.kafka.connection.sites import Direction
 from connectors.ledger.table import ledger_rows
-from connectors.relay.columns import relay_agreed, relay_home_data, relay_mesh_data
+from connectors.relay.rules import agreed, home_data, mesh_data
 from connectors.spark import codec as spark_codec
 from ordering.base.names import Topic
 from ordering.base.records import ENTRY, EPOCH, STRAY_EPOCH
 from tests.data_corpus import CASES
 from tests.spark.kafka_rows import Row, source_frame
+from tests.spark.relayed import relayed
 
 pytestmark = pytest.mark.spark
 
@@ -33,10 +34,10 @@ def test_the_columns_tell_strays_as_the_codec_does(spark: SparkSession) -> None:
 
 
 def test_relays_carry_no_strays(spark: SparkSession) -> None:
-    frame, direction = source_frame(spark, ROWS), Direction("nyc", "sfo")
+    direction = Direction("nyc", "sfo")
     wanted = sum(case.is_data for case in CASES)
-    assert relay_home_data(frame, direction).count() == wanted
-    assert relay_mesh_data(frame, direction, {TOPIC: 1}, ()).count() == wanted
+    assert len(relayed(spark, ROWS, home_data(direction))) == wanted
+    assert len(relayed(spark, ROWS, mesh_data(direction, {TOPIC: 1}, ()))) == wanted
     of_log = [row for row in ROWS if codec.decode_data(row.key, b"", row.headers).kind in (ENTRY, EPOCH)]
-    frame = source_frame(spark, [row._replace(value=b"") for row in ROWS])
-    assert 0 < len(of_log) == relay_agreed(frame, direction).count()
+    rows = [row._replace(value=b"") for row in ROWS]
+    assert 0 < len(of_log) == len(relayed(spark, rows, agreed(direction)))

@@ -15,7 +15,7 @@ from connectors.kafka.codec.cast_codec import CAST_FIELDS, decode_cast
 from connectors.kafka.connection.sites import Direction, Sites
 from connectors.relay.casts import Casts
 from connectors.relay.hub import HomeData, SiteForward
-from connectors.relay.job import Relay
+from connectors.relay.relay import Relay
 from connectors.testing.memory_topics import WRITES
 from ordering.base.errors import AbcastError, BrokerUnreachable, CastMissing
 from ordering.casts.casts import TOTAL, Cast

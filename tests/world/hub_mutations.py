@@ -9,7 +9,7 @@ from connectors.kafka.connection.sending import append
 from connectors.kafka.log.acts import Act
 from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.log.epoch_log import Epochs
-from connectors.relay.job import Relay
+from connectors.relay.relay import Relay
 from ordering.base.reader import epoch_of
 from ordering.checker.anomalies import DIVERGENT, DUPLICATE, LOST
 from ordering.sequencer.state import SequencerState

@@ -17,13 +17,14 @@ from connectors.relay.bootstrap import bootstrap
 from connectors.relay.casts import Casts
 from connectors.relay.letters import Letters
 from connectors.relay.link_start import SessionStart
+from connectors.relay.mesh import MeshData
 from ordering.base.errors import AbcastError, BrokerUnreachable, HistoryUnavailable
 from ordering.base.names import ADMIN_NAME, Topic
 from ordering.base.records import SETTINGS
 from ordering.casts.casts import FIFO, NO_VIEW, Cast
 from ordering.membership.settings import Settings
 from tests.ledger.ledger_of import write_ledger
-from tests.relay.carrying import Carrier, LinkCarrier, make
+from tests.relay.carrying import Carrier, make
 from tests.world.actors import Killed
 from tests.world.guests import Guests
 from tests.world.kafka import TooLarge, WorldKafka, partition
@@ -44,7 +45,7 @@ class MeshLinks(World[MeshSite]):
         self.files: list[Sites] = []
         self.sites: dict[str, MeshSite] = {}
         self.retired: set[str] = set()
-        self.links: list[LinkCarrier] = []
+        self.links: list[Carrier] = []
         self.carriers: dict[tuple[type, Direction], Carrier] = {}
         """The relays of letters and casts."""
         self.said: set[bytes] = set()
@@ -116,17 +117,17 @@ class MeshLinks(World[MeshSite]):
 
     # Relays
 
-    def start_relay(self, way: Direction, sites: Sites, *, blind: bool = False) -> LinkCarrier | None:
+    def start_relay(self, way: Direction, sites: Sites, *, blind: bool = False) -> Carrier | None:
         """Start a relay, which begins a session. Raises HistoryUnavailable. `blind`: begin where it should not."""
         with self.actors.acting(f"relay {way}", 0.02), ExitStack() as stack:
             if blind:
                 stack.enter_context(patch("connectors.relay.mesh.find_session_start", at_the_end))
             try:
-                relay = LinkCarrier(sites, way, GROUP)
+                relay = Carrier(MeshData, sites, way, GROUP)
             except (BrokerUnreachable, Killed):
                 return None
         self.links.append(relay)
-        [(place, offset)], [session] = relay.positions.items(), relay.job._sessions.values()
+        [(place, offset)], [session] = relay.positions.items(), relay.sessions.values()
         self.tell(f"relay {way} begins session {session} at offset {offset} of {place.topic}")
         return relay
 
@@ -152,7 +153,7 @@ class MeshLinks(World[MeshSite]):
         if self.shape.talks:
             self._carry_talk(self.dice.randrange(1, 5))
 
-    def carry(self, relay: LinkCarrier, most: int = 1 << 30) -> int:
+    def carry(self, relay: Carrier, most: int = 1 << 30) -> int:
         """Let a relay carry so many records; one that has lost its place ends, as its query does."""
         if relay.is_over:
             self.links.remove(relay)
@@ -161,7 +162,7 @@ class MeshLinks(World[MeshSite]):
             return relay.carry(most)
         return 0
 
-    def check(self, relay: LinkCarrier) -> None:
+    def check(self, relay: Carrier) -> None:
         """Let a relay do what it does now and then."""
         with self.actors.acting(f"relay {relay.job.direction}"):
             try:

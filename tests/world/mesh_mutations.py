@@ -8,8 +8,8 @@ from typing import Any
 
 from connectors.kafka.connection.sites import Direction, Sites
 from connectors.kafka.log.data_log import DataLog
-from connectors.relay.job import Relay
 from connectors.relay.link_start import SessionStart
+from connectors.relay.relay import Relay
 from ordering.base.packs import unpacked
 from ordering.base.reader import Reader, Verdict
 from ordering.base.records import MESSAGE, SKIP, Data, Forward
@@ -221,7 +221,7 @@ MUTATIONS = (
         "carried-back",
         "A relay carries a letter or a cast back to a Kafka where it has been",
         CIRCLE,
-        (("connectors.relay.job.Relay.in_kafka_of_target", no_site),),
+        (("connectors.relay.relay.Relay.in_kafka_of_target", no_site),),
         needs=(TALK,),
     ),
 )

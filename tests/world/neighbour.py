@@ -1,6 +1,6 @@
 """A neighbouring site of a mesh, as its relay reports it: its views, its takeovers, and a relay that may die or stop.
 
-The model of `connectors.relay.columns` (which carries every view in DATA, leftovers of a fenced sequencer, too) and
+The model of `connectors.relay.rules` (which carries every view in DATA, leftovers of a fenced sequencer, too) and
 of `connectors.relay.presence` (which tells the view in force once all before it is carried, and says that it is
 there).
 """

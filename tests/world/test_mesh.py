@@ -14,7 +14,7 @@ from ordering.base.errors import HistoryUnavailable
 from ordering.base.names import Topic
 from ordering.base.records import MESSAGE
 from ordering.checker.anomalies import LOST
-from tests.relay.carrying import LinkCarrier, make
+from tests.relay.carrying import Carrier, make
 from tests.simulator.mutation import NONE
 from tests.simulator.seeds import blocks
 from tests.world.mesh import Mesh, explain, playing, run
@@ -66,14 +66,14 @@ def broadcast(world: Mesh, name: str, count: int) -> None:
     site.senders[0].read()
 
 
-def relay(world: Mesh, way: str) -> LinkCarrier:
+def relay(world: Mesh, way: str) -> Carrier:
     """Start a relay, which carries nothing yet."""
     relay = world.start_relay(Direction(way[0], way[1]), world.files[-1])
     assert relay is not None
     return relay
 
 
-def carry(world: Mesh, relay: LinkCarrier, most: int = 1_000) -> None:
+def carry(world: Mesh, relay: Carrier, most: int = 1_000) -> None:
     """Copy so many records at most, which the neighbour then orders."""
     world.carry(relay, most)
     world.catch_up(world.sites[relay.job.direction.target])

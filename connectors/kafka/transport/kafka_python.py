@@ -83,7 +83,8 @@ def client_settings(cluster: ClusterAddress) -> dict[str, Any]:
 
 
 def producer(cluster: ClusterAddress, **settings: Any) -> Producer:
-    """Open a producer; see `Transport`."""
+    """Open a producer; see `Transport`. It knows no `gapless`."""
+    settings.pop("gapless", None)
     limits = {"max_block_ms": int(cluster.timeout * 1000), "partitioner": _ByKey()}
     sending: Producer = _Producer(**{**client_settings(cluster), **PRODUCER_SETTINGS, **limits, **settings})
     return sending

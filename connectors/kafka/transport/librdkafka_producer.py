@@ -27,7 +27,12 @@ AGAIN_S = 0.5
 """The time after which to try anyway: other senders may take any space at once."""
 
 
-_SETTINGS = {"linger_ms": "linger.ms", "batch_size": "batch.size", "delivery_timeout_ms": "delivery.timeout.ms"}
+_SETTINGS = {
+    "linger_ms": "linger.ms",
+    "batch_size": "batch.size",
+    "delivery_timeout_ms": "delivery.timeout.ms",
+    "gapless": "enable.gapless.guarantee",
+}
 
 
 def producer(cluster: ClusterAddress, **settings: Any) -> Producer:

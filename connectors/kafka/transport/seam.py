@@ -188,7 +188,8 @@ class Transport(Protocol):
     """A Kafka library. The settings have kafka-python's names and units."""
 
     def producer(self, cluster: ClusterAddress, **settings: Any) -> Producer:
-        """Open a producer. Settings: `linger_ms`, `batch_size`, `delivery_timeout_ms`.
+        """Open a producer. Settings: `linger_ms`, `batch_size`, `delivery_timeout_ms`; `gapless`: once a record has
+        failed for good, write none of those sent after it, to any partition, if the library can do that.
 
         Raises a retriable KafkaError if no broker answers.
         """

@@ -1,43 +1,41 @@
-"""The common part of all relay jobs: from one site's Kafka to its neighbour's, with a query for each kind of relay.
+"""The common part of all relays: from one site's Kafka to its neighbour's, one kind of records in one direction.
 
-The kinds are in `connectors.relay.kinds`, their columns in `connectors.relay.columns`. The links of a mesh need no
-invariant here: the neighbour judges the records of a session (`ordering.sequencer.links`).
+A relay says where its copies begin and by which rule they are made (`connectors.relay.rules`). An engine carries:
+a Spark query (`connectors.relay.spark`) or a loop (`connectors.relay.process`). The kinds are in
+`connectors.relay.kinds`. The links of a mesh need no invariant here: the neighbour judges the records of a session
+(`ordering.sequencer.links`).
 
 Invariant of all others. In each topic partition that a relay fills, the copies from one source partition are a
-beginning of it, as a set: if a record is there, so is every earlier one, in the order of their first copies. A query
-copies a partition in order. It has one producer, which never gives up on a record and has one request under way. It
-starts at or before the first record that the neighbour lacks. Only the neighbour's own log tells where that is:
+beginning of it, as a set: if a record is there, so is every earlier one, in the order of their first copies. An
+attempt copies a partition in order. It has one producer, which never gives up on a record and has one request under
+way. It starts at or before the first record that the neighbour lacks. Only the neighbour's own log tells where that is:
 
 * for a hub's DATA, by the seqno that the copy has reached;
 * for FORWARD, letters and casts, by RELAYED_FROM of the last record, if the source still has that record.
 
-So a crash at any point, a lost checkpoint, or two relays at once repeat runs of records and leave no hole. The reading
-rule, the sequencer's received table and the receivers of casts drop the repeats.
+So a crash at any point, two relays at once, of either engine, and a change of the engine repeat runs of records and
+leave no hole. The reading rule, the sequencer's received table and the receivers of casts drop the repeats.
 """
 
 from __future__ import annotations
 
 import logging
-from abc import abstractmethod
-from collections.abc import Collection, Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import closing
-from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from typing import ClassVar
 
 from kafka.structs import TopicPartition
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
 
 from connectors.kafka.connection.sites import Direction, Sites
+from connectors.kafka.groups.group_choice import ALL_GROUPS, LOOK_EVERY_S, GroupChoice
 from connectors.kafka.groups.topic_finder import TopicFinder
 from connectors.kafka.groups.unservable_groups import ask_each
 from connectors.kafka.topics.topics import check_may, ensure_topic, refusals
 from connectors.kafka.transport import Consumer
 from connectors.relay.marks import is_anew, last_copy
-from connectors.spark.job import JobOptions, StreamingJob
-from connectors.spark.sink import COPY_SINK_OPTIONS, own_producer
+from connectors.relay.rules import Rule
 from ordering.base.errors import AbcastError, BrokerUnreachable, HistoryUnavailable, KafkaRefused
 from ordering.base.names import Role, Topic
 from ordering.base.records import Partition, Source
@@ -46,9 +44,11 @@ _logger = logging.getLogger(__name__)
 
 CARRIED: tuple[Role, ...] = ("data", "forward", "inbox", "cast")
 """The roles of the topics that relays read."""
+WAITS_S = (10.0, 30.0, 60.0, 300.0)
+"""The waits before a group that can't be carried is tried again."""
 
 
-class Relay(StreamingJob):
+class Relay(ABC):
     """Carries one kind of records in one direction, for all groups that have a DATA topic at both ends."""
 
     carries: ClassVar[str]
@@ -56,19 +56,26 @@ class Relay(StreamingJob):
     """The roles of the source site's own topics that are carried."""
     real_time_batch: ClassVar[str] = "5 seconds"
     """The time after which a real-time query notes its offsets. Nothing is carried while it notes them."""
-    keeps_trying = True
-    waits_s = (10.0, 30.0, 60.0, 300.0)
+    needs_all_records: ClassVar[bool] = False
+    """Whether no record may be skipped: other sites read the same ones."""
+    most_records: ClassVar[int | None] = None
+    """The most records of a micro-batch, if it is to be smaller than others."""
 
-    def __init__(self, spark: SparkSession, options: JobOptions, sites: Sites, direction: Direction) -> None:
-        """Use the direction's connection and site in place of those in `options`."""
+    def __init__(
+        self,
+        sites: Sites,
+        direction: Direction,
+        groups: GroupChoice = ALL_GROUPS,
+        look_every_s: float = LOOK_EVERY_S,
+    ) -> None:
+        """Connect to nothing yet. Close both finders at the end."""
         self.name = f"relay-{direction}-{self.carries}"
         self.sites = sites
         self.direction = direction
-        self.in_real_time = sites.trigger == "real-time"
         self.source = sites.connection(direction.source)
         self.target = sites.connection(direction.target)
-        self.target_finder = TopicFinder(self.target, options.groups, options.look_every_s)
-        super().__init__(spark, replace(options, connection=self.source, site=direction.source))
+        self.finder = TopicFinder(self.source, groups, look_every_s)
+        self.target_finder = TopicFinder(self.target, groups, look_every_s)
 
     @cached_property
     def is_apart(self) -> bool:
@@ -81,25 +88,19 @@ class Relay(StreamingJob):
         by_file = {site for site in self.sites.connections if self.sites.shares_kafka(site, target)}
         return by_file.union(*found)
 
-    def run(self) -> None:
-        """Work until stopped."""
-        with closing(self.target_finder):
-            super().run()
-
     def leaderless(self, found: Mapping[str, list[str]]) -> dict[str, AbcastError]:
-        """Return an error for each group with a partition without a leader, at either end."""
-        filled = {
-            str(self.filled(topic))
-            for names in found.values()
-            for topic in map(Topic.parse, names)
-            if topic is not None
+        """Return an error for each group with a partition without a leader, at either end.
+
+        `found`: the source's topics to read, by group.
+        """
+        read = {topic for names in found.values() for topic in map(Topic.parse, names) if topic is not None}
+        away = [(topic, self.direction.source) for topic in self.finder.leaderless() if topic in read]
+        filled = set(map(self.filled, read))
+        away += [(topic, self.direction.target) for topic in self.target_finder.leaderless() if topic in filled]
+        return {
+            topic.group: BrokerUnreachable(f"{topic} at {site} has a partition without a leader.")
+            for topic, site in away
         }
-        there: dict[str, AbcastError] = {
-            topic.group: BrokerUnreachable(f"{topic} at {self.direction.target} has a partition without a leader.")
-            for topic in self.target_finder.leaderless()
-            if str(topic) in filled
-        }
-        return {**super().leaderless(found), **there}
 
     def is_read(self, topic: Topic) -> bool:
         """Whether this topic of the source is to be carried."""
@@ -110,8 +111,22 @@ class Relay(StreamingJob):
         return topic
 
     @abstractmethod
-    def carry(self, rows: DataFrame) -> DataFrame:
-        """Make rows for the target's topics from rows of the source's."""
+    def rule(self) -> Rule:
+        """Return the rule of the copies, for the groups that have `positions` so far."""
+
+    def begin(self, copied: Callable[[], Mapping[TopicPartition, int]]) -> None:
+        """Open what an attempt needs beside the logs. `copied`: asks for the offset behind the last record of each
+        partition that the attempt has copied. Raises BrokerUnreachable, KafkaRefused.
+        """
+
+    def check(self) -> None:
+        """Do the work of about every second, beside the copies. Raises UnservableGroups, or what ends the attempt."""
+
+    def drop(self, group: str) -> None:
+        """Release what `positions` opened for a group."""
+
+    def end(self, *, is_stopped: bool) -> None:
+        """Release what `begin` and `positions` opened. `is_stopped`: the relay is stopped on purpose."""
 
     def select_topics(self, topics: list[Topic]) -> dict[str, list[str]]:
         """Return the source's topics of every group that is at both ends."""
@@ -137,27 +152,6 @@ class Relay(StreamingJob):
             *refusals(self.source, "DESCRIBE", sorted(expected.difference(topics), key=str)),
             *refusals(self.target, "DESCRIBE", sorted(there.difference(self.target_finder.find()), key=str)),
         ]
-
-    def start_query(self, topics: Mapping[str, list[str]], checkpoint: Path) -> StreamingQuery:
-        """Start the query behind the last records that the neighbour has."""
-        names = [name for group in topics.values() for name in group]
-        positions = self.positions([topic for topic in map(Topic.parse, names) if topic])
-        source = {**self.kafka_source(names, positions), "failOnDataLoss": "true"}
-        if self.in_real_time:
-            # There are no batches to bound, and the query itself waits for records.
-            del source["maxOffsetsPerTrigger"], source["kafka.fetch.max.wait.ms"]
-        rows = self.spark.readStream.format("kafka").options(**source).load()
-        writer = (
-            self.carry(rows)
-            .writeStream.format("kafka")
-            .queryName(self.name)
-            .options(**self.target.spark_options(), **COPY_SINK_OPTIONS, **own_producer())
-            .option("checkpointLocation", str(checkpoint))
-        )
-        if self.in_real_time:
-            # pyspark's type stubs do not know this trigger yet.
-            writer = writer.outputMode("update").trigger(realTime=self.real_time_batch)  # type: ignore[call-overload]
-        return writer.start()
 
     def positions(self, topics: Collection[Topic]) -> dict[TopicPartition, int]:
         """Return, for every source partition, the offset to go on from. Create missing topics and partitions to fill.

@@ -1,19 +1,20 @@
-"""The ledger beside a sequencer of the process engine: in a process of its own, so that the order keeps its time.
+"""Jobs beside a sequencer of the process engine: in a process of their own, so that the order keeps its time.
 
 Invariant: the sequencer depends on nothing here. If the child ends, that is logged, and it is started again. A child
-whose parent is killed finds its pipe closed, and ends in order. Until then it runs beside the next parent's child, and
-nothing is written twice (`connectors.ledger.process`).
+whose parent is killed finds its pipe closed, and ends in order. Until then it runs beside the next parent's child. That
+does no harm: neither ledgers (`connectors.ledger.process`) nor relays (`connectors.relay.relay`) mind a second one.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import multiprocessing
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from multiprocessing.connection import Connection as Pipe
@@ -21,11 +22,16 @@ from typing import TYPE_CHECKING
 
 from connectors.kafka.groups.retrying import HEALTHY_S, LogThrottle
 from connectors.kafka.groups.troubles import Troubles
-from jobs.terminal.streaming import LOOK_S, raise_failures, working
+from jobs.terminal.streaming import LOOK_S, Relays, Served, raise_failures, working
 from ordering.base.errors import AbcastError
 
 if TYPE_CHECKING:
     from connectors.ledger.process.table_job import LedgerOptions
+    from connectors.relay.process.job import ProcessRelay
+    from connectors.spark.job import SparkJob
+
+MakeJobs = Callable[[Troubles], "Sequence[SparkJob]"]
+"""Makes the jobs, in the child: a function of a module, or a partial of one, with values that can be pickled."""
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
 """The waits before a child is started again grow."""
@@ -35,20 +41,61 @@ _STOP_S = 60.0
 _logger = logging.getLogger(__name__)
 
 
-class LedgerProcess:
-    """Runs the ledger's jobs in a child. `run` blocks until `stop`, which any thread may call.
+def ledger_process(options: LedgerOptions) -> JobsProcess:
+    """Return the process of the ledger's jobs."""
+    connection = replace(options.connection, waiting=nullcontext)
+    make = functools.partial(_ledger_jobs, options._replace(connection=connection, troubles=None))
+    return JobsProcess("ledger", options.site, make, options.troubles)
+
+
+def _ledger_jobs(options: LedgerOptions, troubles: Troubles) -> Sequence[SparkJob]:
+    from connectors.ledger.process.casts import ProcessCastJob
+    from connectors.ledger.process.job import ProcessLedgerJob
+
+    options = options._replace(troubles=troubles)
+    return [ProcessLedgerJob(options), ProcessCastJob(options)]
+
+
+def relays_process(site: str, relays: Relays, served: Served, troubles: Troubles | None) -> JobsProcess:
+    """Return the process of a site's relays."""
+    connections = {name: replace(each, waiting=nullcontext) for name, each in relays.sites.connections.items()}
+    relays = relays._replace(sites=replace(relays.sites, connections=connections))
+    return JobsProcess("relays", site, functools.partial(_relay_jobs, relays, served), troubles)
+
+
+def _relay_jobs(relays: Relays, served: Served, troubles: Troubles) -> Sequence[SparkJob]:
+    from jobs.terminal.engine_option import tune
+
+    tune()
+    return process_relays(relays, served, troubles)
+
+
+def process_relays(relays: Relays, served: Served, troubles: Troubles | None = None) -> list[ProcessRelay]:
+    """Return the relays as plain Python jobs."""
+    from connectors.relay.kinds import relays_of
+    from connectors.relay.process.job import ProcessRelay
+
+    return [
+        ProcessRelay(kind, relays.sites, direction, *served, troubles)
+        for direction in relays.directions
+        for kind in relays_of(relays.sites, direction)
+    ]
+
+
+class JobsProcess:
+    """Runs jobs in a child. `run` blocks until `stop`, which any thread may call.
 
     `ready` is set once a child works or has ended: the process is then complete. `troubles` has the end.
     """
 
-    name = "ledger"
     is_principal = False
     keeps_trying = True
     ends_alone_with: tuple[type[AbcastError], ...] = ()
 
-    def __init__(self, options: LedgerOptions) -> None:
-        self._options = options
-        self._troubles = options.troubles or Troubles()
+    def __init__(self, name: str, site: str, make: MakeJobs, troubles: Troubles | None) -> None:
+        """Start nothing yet. `name`: of the jobs together, in the plural or for one. `troubles`: of this process."""
+        self.name = name
+        self._site, self._make, self._troubles = site, make, troubles or Troubles()
         self.ready = threading.Event()
         self._works_at = float("inf")
         self._stop = threading.Event()
@@ -68,16 +115,15 @@ class LedgerProcess:
                 self._troubles.end(self.name, why)
                 self.ready.set()
                 if throttle.is_due(why):
-                    _logger.error("ledger: %s The order goes on; the ledger is started again, now and then.", why)
+                    text = "%s: %s The order goes on; its process is started again, now and then."
+                    _logger.error(text, self.name, why)
                 self._stop.wait(wait_s)
 
     def _run_child(self) -> str | None:
         """Run a child to its end; return the sentence of the error that ended its jobs, if one did."""
         spawning = multiprocessing.get_context("spawn")
         ours, theirs = spawning.Pipe()
-        connection = replace(self._options.connection, waiting=nullcontext)
-        options = self._options._replace(connection=connection, troubles=None)
-        child = spawning.Process(target=serve, args=(options, theirs), name="abcast-ledger")
+        child = spawning.Process(target=serve, args=(self._site, self._make, theirs), name=f"abcast-{self.name}")
         try:
             child.start()
         except OSError as error:
@@ -136,20 +182,17 @@ class _Reports(Troubles):
             self._pipe.send((job, said))
 
 
-def serve(options: LedgerOptions, pipe: Pipe) -> None:
-    """Run the ledger's jobs in this process until the parent says so, or is gone."""
-    from connectors.ledger.process.casts import ProcessCastJob
-    from connectors.ledger.process.job import ProcessLedgerJob
+def serve(site: str, make: MakeJobs, pipe: Pipe) -> None:
+    """Run the jobs in this process until the parent says so, or is gone."""
     from jobs.terminal.logs import log_with, set_up_logging
 
     for reaching_all in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the parent gets them, too, and stops this one
         signal.signal(reaching_all, signal.SIG_IGN)
     set_up_logging()
-    log_with(site=options.site)
+    log_with(site=site)
     reports = _Reports(pipe)
-    options = options._replace(troubles=reports)
     try:
-        with working([ProcessLedgerJob(options), ProcessCastJob(options)]) as jobs:
+        with working(make(reports)) as jobs:
             is_ready = False
             while not (pipe.poll(LOOK_S) or all(job.done.is_set() for job in jobs)):
                 raise_failures(jobs)

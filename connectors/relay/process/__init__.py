@@ -1,0 +1,1 @@
+"""Relays in a plain Python process, without a JVM."""

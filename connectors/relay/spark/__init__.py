@@ -1,0 +1,1 @@
+"""Relays as Spark queries."""

@@ -1,0 +1,230 @@
+"""Relays of the process engine, as they ship, on Kafkas in memory: killed before any record, several at once, beside a
+relay of the other engine, with partitions away, writes without an answer, low limits, and retention.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+
+import pytest
+from kafka.errors import KafkaError
+from kafka.structs import TopicPartition
+
+from connectors.kafka.connection.sites import Direction, Mode, Sites
+from connectors.kafka.groups.suspended_groups import SuspendedGroups
+from connectors.kafka.groups.troubles import Troubles
+from connectors.kafka.transport import PlainRecord
+from connectors.relay import relay as relay_module
+from connectors.relay.agreed import Agreed
+from connectors.relay.casts import Casts
+from connectors.relay.hub import SiteForward
+from connectors.relay.letters import Letters
+from connectors.relay.marks import Copy, _parse_mark, _place_of_mark, last_copy
+from connectors.relay.process.job import RelaySupervisor
+from connectors.relay.process.loop import CopyLoop
+from connectors.relay.relay import Relay
+from ordering.base.errors import AbcastError
+from ordering.base.names import Topic
+from tests.relay.carrying import Carrier, relays_in_memory
+from tests.world.actors import Actors, Killed
+from tests.world.kafka import TooLarge, WorldConnection, WorldKafka
+
+GROUP, WAY = "g", Direction("sfo", "nyc")
+KINDS: dict[type[Relay], tuple[Mode, str]] = {
+    SiteForward: ("hub", "forward.sfo"),
+    Agreed: ("isis", "forward.sfo"),
+    Letters: ("hub", "inbox.nyc"),
+    Casts: ("hub", "cast.sfo"),
+}
+PARTITIONS = 2
+
+
+class Attempt:
+    """An attempt of a relay in a process, whose threads take turns as the test says."""
+
+    def __init__(self, kind: type[Relay], sites: Sites, actors: Actors) -> None:
+        self.relay = kind(sites, WAY, look_every_s=0.0)
+        self.loop = CopyLoop(self.relay)
+        self.loop._ends = actors.event()
+        self.relay.begin(self.loop.copied)
+        suspended = SuspendedGroups("relay", (1.0,))
+        self.supervisor = RelaySupervisor(self.relay, self.loop, suspended, Troubles())
+        self.supervisor.look()
+
+
+class History:
+    """A source, its copy, and the relays between them."""
+
+    def __init__(self, seed: int, kind: type[Relay]) -> None:
+        self.dice = random.Random(seed)
+        self.actors = Actors(self.dice)
+        self.kind, (mode, name) = kind, KINDS[kind]
+        powers = ("away", "marker", "limit") if kind is not Agreed else ("away", "marker")
+        self.at = {site: WorldKafka(seed + number, self.actors, powers) for number, site in enumerate(WAY)}
+        self.connections = {site: WorldConnection.to(kafka, site) for site, kafka in self.at.items()}
+        for site, connection in self.connections.items():
+            connection.create(GROUP, site, partitions=PARTITIONS)
+        home = "nyc" if mode == "hub" else None
+        self.sites = Sites(mode, home, "micro-batch", dict(self.connections), frozenset([frozenset(WAY)]))
+        topic = Topic.of(f"abcast.{GROUP}.{name}")
+        filled = str(kind(self.sites, WAY).filled(topic))
+        count = PARTITIONS if topic.role != "inbox" else 1
+        self.places = [(TopicPartition(str(topic), n), TopicPartition(filled, n)) for n in range(count)]
+        for source, copy in self.places:
+            self.at["sfo"].topics.partitions.setdefault(source, [])
+            self.at["nyc"].topics.partitions.setdefault(copy, [])
+        self.attempts: list[Attempt] = []
+        self.carriers: list[Carrier] = []
+        self.seen: dict[TopicPartition, int] = {}
+        self.judged: dict[TopicPartition, int] = {}
+
+    def act(self) -> None:
+        actions: list[Callable[[], None]] = [self.write] * 4 + [self.turn] * 8 + [self.look] * 2
+        actions += [self.start, self.kill, self.other_engine, self.mishap, self.retention]
+        self.dice.choice(actions)()
+        self.check()
+
+    def write(self) -> None:
+        """A client writes records of any size."""
+        source, _ = self.dice.choice(self.places)
+        for _ in range(self.dice.randrange(1, 6)):
+            with suppress(TooLarge):
+                header = b"2 message 7 1 sfo/bob - - -" if self.kind is not Casts else b"2 fifo 7 1 - - -"
+                self.at["sfo"].topics.append(
+                    source, b"nyc/al", bytes(self.dice.choice((0, 9, 900))), [("abcast", header)]
+                )
+
+    def start(self) -> None:
+        if len(self.attempts) < 3:
+            with self._acting(None):
+                self.attempts.append(Attempt(self.kind, self.sites, self.actors))
+
+    def turn(self) -> None:
+        if self.attempts:
+            one = self.dice.choice(self.attempts)
+            with self._acting(one):
+                one.loop.turn(0.0)
+
+    def look(self) -> None:
+        self.actors.pass_time(self.dice.choice((10, 1_500, 20_000)))
+        if self.attempts:
+            one = self.dice.choice(self.attempts)
+            with self._acting(one):
+                one.supervisor.watch()
+
+    def kill(self) -> None:
+        """Kill one, or end it in order; records of a killed one may still come."""
+        if self.attempts:
+            killed = self.attempts.pop(self.dice.randrange(len(self.attempts)))
+            if self.dice.random() < 0.5:
+                killed.loop.close()
+
+    def other_engine(self) -> None:
+        """A relay on Spark starts, or goes on."""
+        with self._acting(None), suppress(TooLarge):
+            if not self.carriers or self.dice.random() < 0.5:
+                self.carriers = [Carrier(self.kind, self.sites, WAY, GROUP)]
+            self.carriers[0].carry(self.dice.randrange(1, 4))
+
+    def mishap(self) -> None:
+        names = {"sfo": {source for source, _ in self.places}, "nyc": {copy for _, copy in self.places}}
+        for site, kafka in self.at.items():
+            kafka.unanswered = self.dice.choice((0.0, 0.0, 0.1))
+            places = kafka.places(("forward", "relayed", "inbox", "cast"))
+            kafka.mishap([place for place in places if place in names[site]])
+
+    def retention(self) -> None:
+        """Drop records that were copied, behind the marks with which any relay may go on."""
+        source, copy = self.dice.choice(self.places)
+        if self.dice.random() < 0.3:
+            newest = [_mark(record) for record in self.at["nyc"].topics.partitions[copy][-200:] if record.headers]
+            running = [each.loop.copied().get(source, 0) for each in self.attempts]
+            self.at["sfo"].topics.drop(source.topic, min([*newest, *running], default=0), source.partition)
+
+    @contextmanager
+    def _acting(self, attempt: Attempt | None) -> Iterator[None]:
+        """Let a relay act; an error ends its attempt."""
+        try:
+            with self.actors.acting("relay", 0.03):
+                yield
+        except (AbcastError, KafkaError, Killed) as error:
+            if attempt is not None:
+                self.attempts.remove(attempt)
+                if not isinstance(error, Killed):
+                    attempt.loop.close()
+
+    def check(self) -> None:
+        """The copies of each partition are a beginning of it, as a set."""
+        for source, copy in self.places:
+            records = self.at["sfo"].topics.partitions[source]
+            carried = self._carried(source)
+            next_of = dict(zip([-1, *carried], carried, strict=False))
+            log = self.at["nyc"].topics.partitions[copy]
+            last = self.seen.get(copy, 0) - 1
+            for record in log[self.judged.get(copy, 0) :]:
+                if record.headers:
+                    mark = _mark(record)
+                    assert mark <= next_of.get(last, last), f"{copy}: {mark} after {last}"
+                    assert record.value == records[mark].value
+                    last = max(last, mark)
+            self.seen[copy], self.judged[copy] = last + 1, len(log)
+
+    def _carried(self, source: TopicPartition) -> list[int]:
+        """Return the offsets with a record for readers."""
+        topics = self.at["sfo"].topics
+        return [each.offset for each in topics.partitions[source] if (source, each.offset) not in topics.marks]
+
+    def finish(self) -> None:
+        """From now on nothing fails; in the end all is copied."""
+        self.attempts = []
+        for kafka in self.at.values():
+            kafka.unanswered = 0.0
+            kafka.heal()
+        self.start()
+        for _ in range(200):
+            self.turn()
+            self.look()
+            if not self.attempts:
+                self.start()
+            self.check()
+        for source, copy in self.places:
+            assert self.seen[copy] == max(self._carried(source), default=-1) + 1
+
+
+def _mark(copy: PlainRecord) -> int:
+    """Return the offset of the record that a copy was made from."""
+    at = _place_of_mark(copy.topic)
+    mark = _parse_mark(copy.headers[0][1].split(b" ")[at : at + 1])
+    assert mark is not None
+    return mark.offset
+
+
+def run(kind: type[Relay], seed: int, actions: int = 300) -> None:
+    with ExitStack() as stack:
+        history = History(seed, kind)
+        stack.enter_context(relays_in_memory())
+        stack.enter_context(history.actors.installed())
+        for _ in range(actions):
+            history.act()
+        history.finish()
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_copies_are_a_beginning_and_then_all(kind: type[Relay], seed: int) -> None:
+    run(kind, seed)
+
+
+def test_a_relay_that_begins_one_too_late_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the test above would say nothing."""
+
+    def too_far(*given: object) -> Copy | None:
+        found = last_copy(*given)  # type: ignore[arg-type]
+        return found and found._replace(made_from=found.made_from + 1)
+
+    monkeypatch.setattr(relay_module, "last_copy", too_far)
+    monkeypatch.setattr(relay_module, "is_anew", lambda *_: False)
+    with pytest.raises(AssertionError, match="after"):
+        run(SiteForward, 0)
