@@ -112,15 +112,15 @@ def demo(
     names = None if site_names is None else parse_names(site_names)
     if names is None and mode is not None:
         raise UsageError(f"--mode {mode.value} is for a demo of several sites: name them, as with --sites nyc,sfo.")
-    if names is not None and (engine is not Engine.spark or port or stay):
-        raise UsageError("--engine, --port and --stay are for a demo of one site: omit them, or omit --sites.")
+    if names is not None and (port or stay):
+        raise UsageError("--port and --stay are for a demo of one site: omit them, or omit --sites.")
     if stay:
         require("prometheus_client")
     if not isinstance(data, Path):
         raise UsageError(f"the demo works in a directory, not in {data}.")
     directory = _empty_directory(data)
     if names is not None:
-        has_anomalies = show_sites(list(lines.values()), names, (mode or Mode.hub).value, directory)
+        has_anomalies = show_sites(list(lines.values()), names, (mode or Mode.hub).value, directory, engine)
         typer.echo(f"the sites: {directory / 'sites.toml'}; broker data and logs: {directory}/SITE/broker")
     else:
         has_anomalies = _show(lines, directory, port, engine, is_feed=input_file is None, stay=stay)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib.util
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jobs.demo.verdict import say, show_order, show_verdict
+from jobs.terminal.engine_option import Engine
+from jobs.terminal.streaming import Served
 from ordering.base.errors import NotOrderedInTime, UsageError
 from ordering.base.names import check_site
 
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from connectors import Delivery, Member
+    from connectors.kafka.connection.connection import Connection
     from connectors.kafka.connection.sites import Direction, Sites
+    from connectors.spark.job import SparkJob
 
 GROUP = "demo"
 PATIENCE_SECONDS = 180.0
@@ -28,6 +31,7 @@ CUT_SECONDS = 8.0
 CUT_SECONDS_OF_AGREEING = 30.0
 """The same for sites that agree: long enough for the others to go on without the one."""
 _LOOK_EVERY_S = 1.0
+_SERVED = Served(look_every_s=_LOOK_EVERY_S)
 
 _ORDERS = {
     "hub": "one order for all, decided at {home}",
@@ -44,19 +48,24 @@ def parse_names(text: str) -> list[str]:
     return names
 
 
-def show_sites(messages: Sequence[Sequence[bytes]], names: Sequence[str], mode: str, directory: Path) -> bool:
+def show_sites(
+    messages: Sequence[Sequence[bytes]], names: Sequence[str], mode: str, directory: Path, engine: Engine
+) -> bool:
     """Run the demo of several sites; return whether there are anomalies. `messages`: a list for each member."""
     with _sites(names, mode, directory) as sites, _page(sites):
-        from connectors.spark.session import build_session
+        spark = None
+        if engine is Engine.spark:
+            from connectors.spark.session import build_session
 
-        say("starting Spark: the sequencers and the relays (about 15 s) …")
-        spark = build_session("abcast demo", cores=4)
+            say("starting Spark: the sequencers and the relays (about 15 s) …")
+            spark = build_session("abcast demo", cores=4)
         try:
             dealt = {f"{names[n % len(names)]}/m{n + 1}": list(part) for n, part in enumerate(messages)}
             with _sequencers(spark, sites, directory):
                 observed = _cut_and_heal(spark, sites, dealt, directory)
         finally:
-            spark.stop()
+            if spark is not None:
+                spark.stop()
         return _verdict(sites, observed)
 
 
@@ -87,51 +96,60 @@ def _page(sites: Sites) -> Iterator[None]:
         yield
         return
     from jobs.listening import listening
-    from jobs.terminal.streaming import EVERYTHING
 
     say("a page shows the order as it comes, at each site:")
-    with listening(":0", sites.connections, None, EVERYTHING, sites, payloads=True):
+    with listening(":0", sites.connections, None, Served(), sites, payloads=True):
         yield
 
 
 @contextlib.contextmanager
-def _sequencers(spark: SparkSession, sites: Sites, directory: Path) -> Iterator[None]:
-    from connectors.kafka.connection.connection import Connection
-    from connectors.sequencer.job import SequencerJob
-    from connectors.spark.job import JobOptions, SparkJob
+def _sequencers(spark: SparkSession | None, sites: Sites, directory: Path) -> Iterator[None]:
+    """Run the sequencers of the sites, on Spark if there is one. Sites that agree need none."""
     from jobs.terminal.engine_option import agreement_of, engine_job
-    from jobs.terminal.streaming import Served, await_ready, running
 
-    def at(site: str, connection: Connection, spark: SparkSession, _: JobOptions) -> SparkJob:
-        if sites.mode == "isis":
+    def at(site: str, connection: Connection) -> SparkJob:
+        if spark is None or sites.mode == "isis":
             agreement = agreement_of(sites, site, None)
-            return engine_job(connection, site, directory / site, agreement, Served(look_every_s=_LOOK_EVERY_S))
+            return engine_job(connection, site, directory / site, agreement, _SERVED)
+        from connectors.sequencer.job import SequencerJob
+        from connectors.spark.job import JobOptions
+
         return SequencerJob(spark, JobOptions(connection, site, directory / site, look_every_s=_LOOK_EVERY_S))
 
-    makers = [
-        functools.partial(at, site, connection)
-        for site, connection in sites.connections.items()
-        if sites.sequences(site)
-    ]
-    with running(makers, spark, JobOptions(Connection(), "-", directory, look_every_s=_LOOK_EVERY_S)) as jobs:
-        await_ready(jobs)
+    with _ready(at(site, connection) for site, connection in sites.connections.items() if sites.sequences(site)):
         yield
 
 
 @contextlib.contextmanager
-def _link(spark: SparkSession, sites: Sites, directory: Path, directions: Sequence[Direction]) -> Iterator[None]:
-    from connectors.kafka.connection.connection import Connection
-    from connectors.spark.job import JobOptions
-    from jobs.terminal.streaming import Relays, await_ready, relay_makers, running
+def _link(spark: SparkSession | None, sites: Sites, directory: Path, directions: Sequence[Direction]) -> Iterator[None]:
+    """Run the relays of these directions, on Spark if there is one."""
+    from jobs.terminal.jobs_process import process_relays
+    from jobs.terminal.streaming import Relays, relay_makers
 
-    makers = relay_makers(Relays(sites, directions))
-    with running(makers, spark, JobOptions(Connection(), "-", directory, look_every_s=_LOOK_EVERY_S)) as jobs:
+    relays = Relays(sites, directions)
+    jobs: Sequence[SparkJob] = process_relays(relays, _SERVED) if spark is None else ()
+    if spark is not None:
+        from connectors.kafka.connection.connection import Connection
+        from connectors.spark.job import JobOptions
+
+        options = JobOptions(Connection(), "-", directory, look_every_s=_LOOK_EVERY_S)
+        jobs = [make(spark, options) for make in relay_makers(relays)]
+    with _ready(jobs):
+        yield
+
+
+@contextlib.contextmanager
+def _ready(each: Iterable[SparkJob]) -> Iterator[None]:
+    """Run jobs, ready, until the block ends."""
+    from jobs.terminal.streaming import await_ready, working
+
+    with working(list(each)) as jobs:
         await_ready(jobs)
         yield
 
 
 def _cut_and_heal(
-    spark: SparkSession, sites: Sites, dealt: Mapping[str, list[bytes]], directory: Path
+    spark: SparkSession | None, sites: Sites, dealt: Mapping[str, list[bytes]], directory: Path
 ) -> dict[str, list[Delivery]]:
     """Send a third of the messages with the link, a third while it is cut, and the rest after it is healed.
 

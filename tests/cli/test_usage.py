@@ -110,11 +110,11 @@ def test_a_process_says_and_ends_the_same(tmp_path: Path, arguments: list[str]) 
         (["query", "SELECT 1", "--data", "nowhere"], "there is no ledger in nowhere"),
         (["demo", "--mode", "mesh"], "--mode mesh is for a demo of several sites"),
         (
-            ["demo", "--sites", "nyc,sfo", "--engine", "process"],
-            "--engine, --port and --stay are for a demo of one site",
+            ["demo", "--sites", "nyc,sfo", "--stay"],
+            "--port and --stay are for a demo of one site",
         ),
     ],
-    ids=["group", "member", "long member", "site", "job at a site", "no ledger", "mode", "engine"],
+    ids=["group", "member", "long member", "site", "job at a site", "no ledger", "mode", "stay"],
 )
 def test_bad_names(tmp_path: Path, broker_is_not_asked: dict[str, str], arguments: list[str], said: str) -> None:
     """A name that can't be used is refused with one sentence and exit code 2."""
