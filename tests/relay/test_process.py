@@ -45,6 +45,7 @@ class Attempt:
     """An attempt of a relay in a process, whose threads take turns as the test says."""
 
     def __init__(self, kind: type[Relay], sites: Sites, actors: Actors) -> None:
+        """Ask where to begin."""
         self.relay = kind(sites, WAY, look_every_s=0.0)
         self.loop = CopyLoop(self.relay)
         self.loop._ends = actors.event()
@@ -228,3 +229,78 @@ def test_a_relay_that_begins_one_too_late_is_found(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(relay_module, "is_anew", lambda *_: False)
     with pytest.raises(AssertionError, match="after"):
         run(SiteForward, 0)
+
+
+class Hub:
+    """A relay of FORWARD from sfo to its home nyc, for two groups. Only a test makes faults."""
+
+    def __init__(self, actors: Actors) -> None:
+        self.actors = actors
+        self.at = {site: WorldKafka(1, actors) for site in WAY}
+        connections = {site: WorldConnection.to(kafka, site) for site, kafka in self.at.items()}
+        for group in "gh":
+            for site, connection in connections.items():
+                connection.create(group, site)
+        sites = Sites("hub", "nyc", "micro-batch", dict(connections), frozenset([frozenset(WAY)]))
+        self.write(5)
+        self.attempt = Attempt(SiteForward, sites, actors)
+        self.work()
+
+    def source(self, group: str) -> TopicPartition:
+        return TopicPartition(f"abcast.{group}.forward.sfo", 0)
+
+    def write(self, count: int, value: bytes = b"x") -> None:
+        for group in "gh":
+            for _ in range(count):
+                line = ("abcast", b"2 message 7 1")
+                self.at["sfo"].topics.append(self.source(group), b"sfo/al", value, [line])
+
+    def work(self, seconds: int = 20) -> None:
+        for _ in range(seconds):
+            self.actors.pass_time(1_000)
+            for _ in range(3):
+                self.attempt.loop.turn(0.0)
+            self.attempt.supervisor.watch()
+
+    def copies(self, group: str) -> list[tuple[int, bytes | None]]:
+        """Return the marks and the values of the copies."""
+        log = self.at["nyc"].topics.partitions[TopicPartition(f"abcast.{group}.relayed-sfo.nyc", 0)]
+        return [(_mark(record), record.value) for record in log]
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    actors = Actors(random.Random(1))
+    with relays_in_memory(), actors.installed():
+        yield Hub(actors)
+
+
+def test_a_group_that_is_stuck_holds_up_no_other(hub: Hub) -> None:
+    """Its target has no leader; when it has one again, all of it is carried."""
+    copy = hub.at["nyc"].log("abcast.g.relayed-sfo.nyc")
+    copy.is_away = True
+    hub.write(20)
+    hub.work()
+    assert [len(hub.copies(group)) for group in "gh"] == [5, 25]
+    copy.is_away = False
+    hub.work(60)
+    assert {mark for mark, _ in hub.copies("g")} == set(range(25))
+
+
+@pytest.mark.parametrize("count", [2, 5, 9])
+def test_a_source_that_was_made_anew_is_carried_from_its_beginning(hub: Hub, count: int) -> None:
+    """However far it has grown when the relay looks."""
+    hub.at["sfo"].topics.make_anew([hub.source("g").topic])
+    hub.write(count, b"y")
+    hub.work(40)
+    assert hub.copies("g")[-count:] == [(number, b"y") for number in range(count)]
+    assert [mark for mark, _ in hub.copies("h")] == list(range(5 + count))
+
+
+def test_retention_that_is_ahead_of_a_relay_stops_no_other_group(hub: Hub) -> None:
+    """A hub's relay of FORWARD goes on behind the dropped records."""
+    hub.write(4)
+    hub.at["sfo"].topics.drop(hub.source("g").topic, 8)
+    hub.work(40)
+    assert [mark for mark, _ in hub.copies("g")] == [*range(5), 8]
+    assert [mark for mark, _ in hub.copies("h")] == list(range(9))

@@ -17,10 +17,11 @@ from connectors.kafka.connection.sites import Direction
 from connectors.kafka.log.data_log import DataLog, Start
 from connectors.ledger.state import state_from_ledger
 from connectors.ledger.table import LedgerWriter, create_tables
+from connectors.relay.process.copying import copier
 from connectors.relay.rules import mesh_data
 from connectors.relay.spark.columns import rows_by
 from connectors.spark.query_failure import explain
-from ordering.base.errors import LaterVersion
+from ordering.base.errors import LaterVersion, ProtocolViolation
 from ordering.base.formats import NEWEST, Format
 from ordering.base.packs import encode_pack
 from ordering.base.reader import Reader
@@ -139,15 +140,21 @@ class TestMesh:
 
     def test_a_pack_that_no_sequencer_writes_stops_it(self, spark: SparkSession) -> None:
         for value, count in ((b"", 1), (b"\x01", 999_999), (b"\x02\0\0\0\0", 1), (b"\x01\0\0\0\x01ab", 1)):
-            frame = source_frame(spark, rows_of(replace(message(1), kind=MESSAGES, payload=value, count=count)))
+            pack = replace(message(1), kind=MESSAGES, payload=value, count=count)
+            frame = source_frame(spark, rows_of(pack))
             with pytest.raises(PySparkException, match=r"a pack of DATA can't be read: abcast\.g\.data\.local 0"):
                 rows_by(self.RULE, frame).collect()
+            with pytest.raises(ProtocolViolation):
+                copier(self.RULE)(rows_of(pack)[0].record)
 
     def test_a_later_format_stops_it(self, spark: SparkSession, tmp_path: Path) -> None:
         """Otherwise the relay would carry a skip for messages that it can't read."""
-        frame = source_frame(spark, rows_of(Data(EPOCH, 2, format=LATER), message(1)))
+        rows = rows_of(Data(EPOCH, 2, format=LATER), message(1))
+        frame = source_frame(spark, rows)
         with pytest.raises(PySparkException) as raised:
             rows_by(self.RULE, frame).collect()
+        with pytest.raises(LaterVersion):
+            copier(self.RULE)(rows[0].record)
         reason = explain(raised.value, tmp_path)
         assert isinstance(reason, LaterVersion)
         assert "install abcast 9.8.7 or later" in str(reason)
