@@ -121,6 +121,7 @@ class CopyLoop:
         self._changes: queue.SimpleQueue[_Change] = queue.SimpleQueue()
         self._failed: queue.SimpleQueue[tuple[str, AbcastError]] = queue.SimpleQueue()
         self._ends = threading.Event()
+        self._broken_at = float("inf")
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=f"abcast-{relay.name}", daemon=True)
 
@@ -260,6 +261,9 @@ class CopyLoop:
                 group.records, group.bytes = group.records + len(sent), group.bytes + size
                 group.waiting.popleft()
         except KafkaError as error:  # neither this record nor one behind it was sent
+            if type(error) is KafkaError:  # the producer has failed: the next look finds the group that is the cause
+                self._broken_at = min(self._broken_at, time.monotonic())
+                return
             self._fail(name, self._why(error, record.topic))
         except AbcastError as error:
             self._fail(name, error)
@@ -272,20 +276,27 @@ class CopyLoop:
 
     def _see_all(self) -> None:
         """Note what Kafka has. Raises UnservableGroups if it has refused a record, or does not take it."""
+        refused: dict[str, tuple[BaseException, str]] = {}
         for name, group in self._groups.items():
             copied = dict[TopicPartition, int]()
-            while group.under_way and group.under_way[0].is_there:
+            while name not in refused and group.under_way and group.under_way[0].is_there:
                 first = group.under_way.popleft()
                 for one in first.sent:
                     if one.exception is not None:
-                        raise UnservableGroups({name: self._why(one.exception, first.place.topic)})
+                        refused[name] = one.exception, first.place.topic
                 copied[first.place] = first.next_offset
                 group.records, group.bytes = group.records - len(first.sent), group.bytes - first.size
-            if copied:
+            if copied and name not in refused:
                 group.copied = {**group.copied, **copied}
             if group.late_s() >= STUCK_S:
                 topic = group.under_way[0].place.topic
                 raise UnservableGroups({name: BrokerUnreachable(f"Kafka takes no copies of {topic} now.")})
+        # Behind a refused record the producer fails the others, of all groups, with an error that says no more.
+        if not refused and time.monotonic() - self._broken_at >= LATE_S:
+            raise BrokerUnreachable(f"{self._name}: the producer has failed.")
+        causes = {name: why for name, why in refused.items() if type(why[0]) is not KafkaError} or refused
+        if causes:
+            raise UnservableGroups({name: self._why(*why) for name, why in causes.items()})
 
     def _why(self, error: BaseException, topic: str) -> AbcastError:
         """Return the error of a record that could not be written."""
