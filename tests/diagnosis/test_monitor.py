@@ -136,6 +136,7 @@ def test_a_busy_sequencer_tells_its_own_state(served: Served, monkeypatch: pytes
     data = TopicPartition("abcast.g.data.nyc", 0)
     with running(served.kafka, served.job):
         send(served.kafka, 1000)
+        eventually(lambda: read_statuses(served.kafka, SITE).rows[0].sequencer.engine, WAIT, "a sign of life")
         eventually(lambda: read_statuses(served.kafka, SITE).rows[0].last_seqno == 1000, WAIT, "the order")
         [from_log] = read_statuses(served.kafka, SITE).rows
         eventually(lambda: served.troubles.decided("g").unsnapped >= 1000, WAIT, "the loop's next turn")  # type: ignore[union-attr]
