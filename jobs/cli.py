@@ -34,6 +34,7 @@ from jobs.restore import restore
 from jobs.run import run
 from jobs.sequence import sequence
 from jobs.site import app as site
+from jobs.takeover import takeover
 from jobs.terminal.logs import use_format
 from jobs.terminal.options import run_command, use_context
 from jobs.topics import app as topics
@@ -103,6 +104,7 @@ app.add_typer(config, name="config")
 app.add_typer(acl, name="acl")
 app.add_typer(dead_letters, name="dead-letters")
 app.command()(sequence)
+app.command()(takeover)
 app.command()(ledger)
 app.command()(relay)
 app.add_typer(site, name="site")

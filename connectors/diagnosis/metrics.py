@@ -47,6 +47,7 @@ FIGURES = (
     Figure("abcast_left_out", "1 if the job goes on without the group.", _one(lambda row: row.is_left_out)),
     Figure("abcast_seqno", "The last seqno in DATA.", _one(lambda row: row.last_seqno)),
     Figure("abcast_epoch", "The epoch: each takeover raises it.", _one(lambda row: row.epoch)),
+    Figure("abcast_handovers", "Takeovers that an operator asked for.", _one(lambda row: row.handovers)),
     Figure("abcast_view", "The id of the view.", _one(lambda row: row.view)),
     Figure("abcast_view_members", "Members in the view.", _one(lambda row: row.members)),
     Figure("abcast_senders", "Senders that the sequencer remembers.", _one(lambda row: row.senders)),

@@ -52,6 +52,8 @@ def notes_on(row: GroupStatus, site: str) -> Iterator[str]:
     """Yield further sentences on a group, which have no room in a table."""
     if row.sequencer.works:
         yield str(row.sequencer)
+    if row.standby is not None:
+        yield f"standby: {row.standby.who}"
     if row.format < NEW_GROUPS.number:
         yield (
             f"it has format {row.format}: `abcast topics upgrade --group {row.group} --site {site}` gives it "

@@ -16,6 +16,7 @@ from kafka.structs import TopicPartition
 from connectors.diagnosis.replicas import UnderReplicated
 from connectors.kafka.codec.codec import decode_forward
 from connectors.kafka.connection.connection import Connection
+from connectors.kafka.connection.metadata_client import MetadataClient
 from connectors.kafka.connection.ranges import a_few_records, read_range, windows_back
 from connectors.kafka.log.acts import KEPT, Act
 from connectors.kafka.log.data_log import DataLog, topic_missing
@@ -23,6 +24,7 @@ from connectors.kafka.log.entries import last_state
 from connectors.kafka.log.liveness import ELSEWHERE, RESTORED, Liveness, SecondLook, judge
 from connectors.kafka.log.open_transactions import READ_COMMITTED, OpenTransaction, open_transactions
 from connectors.kafka.log.sign_of_life import Sign, read_signs
+from connectors.kafka.log.standby_sign import StandbySign, read_standbys
 from connectors.kafka.topics.topics import find_topics, wrong_in_logs
 from connectors.kafka.transport.seam import Consumer
 from ordering.agreement.state import Drop
@@ -54,12 +56,16 @@ Decided = Callable[[str], SequencerState | None]
 
 
 class PastTakeover(NamedTuple):
-    """A sequencer's claim of a group, at the broker's time. The host is "" in claims of earlier versions."""
+    """A sequencer's claim of a group, at the broker's time. The host is "" in claims of earlier versions.
+
+    `is_planned`: an operator asked for it (`abcast takeover`).
+    """
 
     epoch: int
     host: str
     pid: int
     at_ms: int
+    is_planned: bool = False
 
 
 class Gap(NamedTuple):
@@ -122,7 +128,8 @@ class GroupStatus(NamedTuple):
     another group's history under this name. `trouble`: what the serving job reports that it can't do for the group;
     with `is_left_out`, it does not order it. `acts`: the last acts of operators. `open_transactions`: transactions on
     FORWARD that hold up the records behind them. `under_replicated`: partitions with replicas that are not in sync.
-    `takeovers`: the last ones, the newest last. `deleted`: by maintenance.
+    `takeovers`: the last ones, the newest last; `handovers`: the number of planned ones, ever. `standby`: a process
+    that waits to take over, if there is one. `deleted`: by maintenance.
     """
 
     group: str
@@ -152,6 +159,8 @@ class GroupStatus(NamedTuple):
     under_replicated: Sequence[UnderReplicated] = ()
     takeovers: Sequence[PastTakeover] = ()
     deleted: Deleted = Deleted()
+    handovers: int = 0
+    standby: StandbySign | None = None
 
     @property
     def is_stuck(self) -> bool:
@@ -180,6 +189,7 @@ class GroupStatus(NamedTuple):
             "gaps": [gap._asdict() for gap in self.gaps],
             "acts": [act._asdict() for act in self.acts],
             "takeovers": [each._asdict() for each in self.takeovers],
+            "standby": self.standby._asdict() if self.standby is not None else None,
             "under_replicated": [each._asdict() for each in self.under_replicated],
             "open_transactions": [each._asdict() for each in self.open_transactions],
             "deleted": self.deleted._asdict(),
@@ -210,7 +220,9 @@ def read_status(
     topics = [topic for topic in find_topics(connection) if (topic.group, topic.site) == (group, site)]
     with closing(a_few_records(connection)) as consumer:
         forward = _partitions(consumer, [topic for topic in topics if topic.role in READ_COMMITTED])
-        signs = read_signs(connection, [group], site, forward)
+        with closing(connection.metadata_client()) as metadata:
+            signs = read_signs(connection, [group], site, forward, metadata)
+            waiting = _standby(metadata, group, site)
         with DataLog(connection, group, site) as data:
             # A copy's sequencer is elsewhere: the offsets that it has considered are not visible here.
             is_copy = data.is_copy()
@@ -224,8 +236,10 @@ def read_status(
             agreement, epochs = _agreement(data), data.epochs.read()
             of_format, acts = epochs.format, tuple(epochs.acts)
             takeovers = tuple(
-                PastTakeover(each.epoch, each.host, each.pid, each.at_ms) for each in epochs.claims[-KEPT:]
+                PastTakeover(each.epoch, each.host, each.pid, each.at_ms, each.is_planned)
+                for each in epochs.claims[-KEPT:]
             )
+            handovers = sum(each.is_planned for each in epochs.claims)
             other = _other_history(data, ledger)
             begins = data.beginning()
             # The note of a purge is about the snapshot that remains at the beginning.
@@ -266,6 +280,8 @@ def read_status(
                 acts=acts,
                 takeovers=takeovers,
                 deleted=Deleted(sum(beginning for beginning, _ in spans.values()), begins, purged_ms),
+                handovers=handovers,
+                standby=waiting if waiting is not None and waiting.is_beside(sequencer.host, sequencer.pid) else None,
                 wrong_settings="" if is_copy else wrong_in_logs(connection, [group], site).get(group, ""),
                 other_history=other,
                 format=max(state.format, of_format),
@@ -305,6 +321,12 @@ def _in_force(data: DataLog, decided: SequencerState | None, signed_end: int) ->
     if end < signed_end or not counted or counted[-1].epoch != decided.epoch:
         return None
     return replace(decided, seqno=counted[-1].seqno + counted[-1].count - 1)
+
+
+def _standby(metadata: MetadataClient, group: str, site: str) -> StandbySign | None:
+    with suppress(KafkaRefused):  # without the right to see dead letters
+        return read_standbys(metadata, [group], site).get(group)
+    return None
 
 
 def _other_history(data: DataLog, ledger: LedgerEnd | None) -> str:

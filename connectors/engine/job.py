@@ -106,8 +106,8 @@ class EngineJob:
                         self.ready.set()
                         if options.troubles is not None:
                             options.troubles.expect_signs(())  # the other sequencer gives them
-                        standby.wait(self._stop)
-                        if self._stop.is_set() or self._yields():
+                        is_asked = standby.wait(self._stop)
+                        if self._stop.is_set() or (not is_asked and self._yields()):
                             return
                         started = time.monotonic()
                     self._attempt()

@@ -14,6 +14,10 @@ was suspended, the sequencer may have been, too.
 
 The sequencer of a site serves all groups that the standby has: a sign for any of them is its sign, also one that tells
 why it goes on without that group.
+
+A standby signs, too (`connectors.kafka.log.standby_sign`), and an operator may ask it to take over at once
+(`connectors.takeover.handover`). It follows a request only if that names this process, its sign of the last
+`REQUEST_S`, and the newest claim. So a request has no effect later, on another process, or twice.
 """
 
 from __future__ import annotations
@@ -22,18 +26,25 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from typing import NamedTuple
 
 from kafka.errors import KafkaError
 
 from connectors.engine.options import EngineOptions
-from connectors.kafka.codec.epochs import Claim
+from connectors.kafka.codec.epochs import Claim, this_process
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.connection.metadata_client import MetadataClient
 from connectors.kafka.groups.retrying import LogThrottle
 from connectors.kafka.groups.topic_finder import TopicFinder
-from connectors.kafka.log.data_log import DataLog
+from connectors.kafka.log.data_log import DataLog, consumer_of_logs
+from connectors.kafka.log.epoch_log import Epochs
 from connectors.kafka.log.sign_of_life import SIGN_EVERY_S, Sign, read_signs
+from connectors.kafka.log.standby_sign import REQUEST_S, STANDBY_SIGN_S, sign_as_standby
+from connectors.kafka.transport import Consumer
 from connectors.takeover.groups import groups_at
-from ordering.base.errors import AbcastError, UsageError
+from ordering.base.errors import AbcastError, KafkaRefused, UsageError
 
 LEAST_AFTER_S = 2 * SIGN_EVERY_S
 """The least `takeover_after_s`. A sign is followed by the next one after SIGN_EVERY_S, and the time of a look."""
@@ -85,50 +96,110 @@ class Standby:
             )
         self._connection, self._site, self._after_s = options.connection, options.site, options.takeover_after_s
         self._finder = finder
-        self._claims: dict[str, tuple[int, Claim | None]] = {}
-        """The newest claim of groups, each with the epoch of the sign that led to it."""
 
-    def wait(self, stop: threading.Event) -> None:
-        """Return when the sequencer is gone, or `stop` is set. Raises no error: what hinders it is logged."""
+    def wait(self, stop: threading.Event) -> bool:
+        """Return when the sequencer is gone, an operator asks for a takeover, or `stop` is set. Whether one asks.
+
+        Raises no error: what hinders it is logged.
+        """
         # Standbys that began together do not claim together.
         silence = SequencerSilence(self._after_s + secrets.randbelow(_SPREAD_MS) / 1_000)
-        throttle, told, living = LogThrottle(), "", ""
-        self._claims = {}
-        while not stop.is_set():
-            signs = claim = None
-            try:
-                if groups := groups_at(self._finder.find(), self._site):
-                    signs = read_signs(self._connection, groups, self._site).of_groups
-                    claim = self._newest_claim(groups, signs)
-                    if claim is not None and claim.who == living and claim.is_over:
-                        self._claims = {}  # another one may have claimed, and given no sign yet
-                        claim = self._newest_claim(groups, signs)
-            except (AbcastError, KafkaError) as error:
-                claim = None
-                if throttle.is_due(str(error)):
-                    _logger.warning("standby: %s Trying again.", error)
-            is_long = silence.is_long(signs, time.monotonic())
-            if claim is not None and claim.who != told:
-                told = claim.who
-                _logger.info("standby at %s: %s is the sequencer. This process waits.", self._site, told)
-            if claim is not None and not claim.is_over:
-                living = claim.who
-            elif claim is not None and claim.who == living:
-                _logger.warning("standby: the sequencer, %s, has ended. This process takes over.", living)
-                return
-            if is_long:
-                _logger.warning("standby: no sign of a sequencer for %g s. This process takes over.", self._after_s)
-                return
-            stop.wait(LOOK_S)
+        told = living = ""
+        with closing(_Lookout(self._connection, self._site)) as lookout:
+            while not stop.is_set():
+                signs, claim, asked = lookout.look(self._finder)
+                is_long = silence.is_long(signs, time.monotonic())
+                if claim is not None and claim.who != told:
+                    told = claim.who
+                    _logger.info("standby at %s: %s is the sequencer. This process waits.", self._site, told)
+                if claim is not None and not claim.is_over:
+                    living = claim.who
+                elif claim is not None and claim.who == living:
+                    _logger.warning("standby: the sequencer, %s, has ended. This process takes over.", living)
+                    return False
+                if asked:
+                    _logger.warning("standby: an operator asks for a takeover. This process takes over.")
+                elif is_long:
+                    _logger.warning("standby: no sign of a sequencer for %g s. This process takes over.", self._after_s)
+                    return False
+                stop.wait(LOOK_S)  # if asked, the requests for other groups are on their way
+                if asked:
+                    return True
+        return False
 
-    def _newest_claim(self, groups: Collection[str], signs: Mapping[str, Sign]) -> Claim | None:
-        """Return the newest claim of the group whose sign is the newest; a group's is read again for a new epoch."""
+
+def is_asked(epochs: Epochs) -> bool:
+    """Whether the newest request is for this process, now, and to replace the sequencer of the newest claim."""
+    asked = epochs.handover
+    if asked is None or (asked.host, asked.pid) != this_process() or asked.epoch != epochs.newest_epoch:
+        return False
+    return 0 <= time.time_ns() / 1e6 - asked.signed_ms <= REQUEST_S * 1_000
+
+
+class Seen(NamedTuple):
+    """The newest signs of the sequencer (None if Kafka did not tell, or there is no group), its claim, and whether an
+    operator asks this process to take over.
+    """
+
+    signs: Mapping[str, Sign] | None = None
+    claim: Claim | None = None
+    is_asked: bool = False
+
+
+class _Lookout:
+    """Looks at the sequencer, by connections that stay open, and gives the standby's signs. Close it."""
+
+    def __init__(self, connection: Connection, site: str) -> None:
+        self._connection, self._site, self._since_ms = connection, site, time.time_ns() // 1_000_000
+        self._metadata: MetadataClient | None = None
+        self._consumer: Consumer | None = None
+        self._logs: dict[str, DataLog] = {}
+        self._sign_at, self._has_warned, self._throttle = 0.0, False, LogThrottle()
+
+    def look(self, finder: TopicFinder) -> Seen:
+        """Look once. Raises no error: what hinders it is logged."""
+        signs = None
+        try:
+            if not (groups := groups_at(finder.find(), self._site)):
+                return Seen()
+            self._metadata = self._metadata or self._connection.metadata_client()
+            self._sign(self._metadata, groups)
+            signs = read_signs(self._connection, groups, self._site, metadata=self._metadata).of_groups
+            epochs = self._epochs(groups, signs)
+            if (claim := epochs.newest_claim) is not None and claim.is_over:
+                epochs = self._epochs(groups, signs)  # another one may have claimed, and given no sign yet
+            return Seen(signs, epochs.newest_claim, is_asked(epochs))
+        except (AbcastError, KafkaError) as error:
+            if self._throttle.is_due(str(error)):
+                _logger.warning("standby: %s Trying again.", error)
+            self.close()
+            return Seen(signs)
+
+    def _sign(self, metadata: MetadataClient, groups: Sequence[str]) -> None:
+        now = time.monotonic()
+        if now < self._sign_at:
+            return
+        self._sign_at = now + STANDBY_SIGN_S
+        try:
+            sign_as_standby(metadata, groups, self._site, self._since_ms)
+        except KafkaRefused as error:
+            if not self._has_warned:
+                self._has_warned = True
+                _logger.warning("standby: neither `abcast status` nor `abcast takeover` sees this process: %s", error)
+
+    def _epochs(self, groups: Sequence[str], signs: Mapping[str, Sign]) -> Epochs:
+        """Return EPOCH of the group whose sign is the newest."""
         signed = {group: (sign.epoch > 0, sign.at_ms) for group, sign in signs.items()}
         group = max(groups, key=lambda group: signed.get(group, (False, 0)))
-        epoch = signs[group].epoch if group in signs else 0
-        known_epoch, known = self._claims.get(group, (0, None))
-        if known is None or known_epoch != epoch:
-            with DataLog(self._connection, group, self._site) as data:
-                known = data.epochs.read().newest_claim
-            self._claims[group] = epoch, known
-        return known
+        self._consumer = self._consumer or consumer_of_logs(self._connection)
+        if group not in self._logs:
+            self._logs[group] = DataLog(self._connection, group, self._site, self._consumer)
+        return self._logs[group].epochs.read()
+
+    def close(self) -> None:
+        """Close the connections. Another look opens new ones."""
+        self._logs.clear()
+        for client in (self._metadata, self._consumer):
+            if client is not None:
+                client.close()
+        self._metadata = self._consumer = None

@@ -37,6 +37,8 @@ def check_not_fenced(data: DataLog, epoch: int) -> None:
     check_is_home(data)
     newest = data.epochs.read().newest_claim
     if newest is not None and newest.epoch > epoch:
+        if newest.is_planned:
+            raise Fenced(f"group {data.topic.group}: handed over to {newest.who}, epoch {newest.epoch}, by request.")
         raise Fenced(
             f"group {data.topic.group}: a newer sequencer took over with epoch {newest.epoch} ({newest.who}). This one "
             f"(epoch {epoch}) stops. Run one sequencer per site; to hand over on purpose, stop this one first."

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from kafka import KafkaProducer
@@ -276,6 +277,8 @@ class Observer:
 
     def __init__(self, member: Member) -> None:
         self.taken: list[Delivery] = []
+        self.times: list[float] = []
+        """The time of each, by a steady clock."""
         self.problem: BaseException | None = None
         self._deliveries = member.deliveries()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -283,9 +286,16 @@ class Observer:
 
     def _run(self) -> None:
         try:
-            self.taken.extend(self._deliveries)
+            for delivery in self._deliveries:
+                self.times.append(time.monotonic())
+                self.taken.append(delivery)
         except BaseException as error:  # noqa: BLE001 - shown by wait
             self.problem = error
+
+    def longest_gap(self, since: float) -> float:
+        """Return the longest time between two deliveries since then."""
+        times = [each for each in self.times if each >= since]
+        return max(later - earlier for earlier, later in pairwise([since, *times]))
 
     def wait(self, seqno: int, timeout: float = 60.0) -> list[Delivery]:
         """Wait for `seqno`, and return the deliveries."""

@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from tests.crash.processes import Process
+from connectors.kafka.log.data_log import DataLog
+from tests.crash.processes import ABCAST, Process
 from tests.crash.scenario import Observer, Scenario
 from tests.waiting import PATIENCE, eventually
 
@@ -15,6 +16,7 @@ pytestmark = [pytest.mark.crash, pytest.mark.broker, pytest.mark.timeout(300)]
 
 AT_ONCE_S = 10.0
 """Most seconds from a kill to the next delivery; 1 or 2 on a quiet machine."""
+TAKEOVER = (ABCAST, "takeover", "--why", "a new version", "--bootstrap-servers")
 SILENT_S = 20.0
 """Most seconds from a suspension to the next delivery; 6 or 7 on a quiet machine."""
 
@@ -58,4 +60,45 @@ def test_killed_suspended_and_killed_again(scenario: Scenario, engine: str) -> N
     sent = [message for load in loads for message in load.finish()]
     assert scenario.verify(sent, {"olga": observer.wait(len(sent))}) == len(sent)
     assert len(set(scenario.epochs())) == 4, "each one took over once"
+    second.stop()
+
+
+HANDOVER_S = 1.0
+"""The longest silence of the order in a handover; 0.2 to 0.4 on a quiet machine."""
+
+
+@pytest.mark.parametrize("engine", ["process", pytest.param("spark", marks=pytest.mark.soak)])
+def test_a_rolling_restart(scenario: Scenario, engine: str) -> None:
+    """Each handover is silent for a moment only. The one that stands by no more ends, and says why."""
+    scenario.engine = engine
+    loads = [scenario.load("alice"), scenario.load("bob", threads=2)]
+    observer = scenario.observer("olga")
+    first = scenario.sequencer()
+    observer.wait(30)
+    second = standby(scenario)
+    second.wait_for("This process waits.")
+
+    def hand_over() -> None:
+        began = time.monotonic()
+        asked = scenario.start("takeover", *TAKEOVER, scenario.connection.bootstrap_servers, "--site", scenario.site)
+        assert asked.wait_exit(30.0) == 0, asked.stderr()
+        assert "handed over to process" in asked.stdout()
+        observer.wait(observer.taken[-1].seqno + 20)
+        silent_s = observer.longest_gap(began)
+        print(f"the order was silent for {silent_s:.2f} s in a handover")
+        assert silent_s < HANDOVER_S * PATIENCE
+
+    hand_over()
+    first.wait_for("handed over to process")
+    third = standby(scenario)
+    third.wait_for("This process waits.")
+    hand_over()
+    second.wait_for("It stands by.")
+    second.wait_for("This process waits.", times=2)
+    hand_over()
+
+    sent = [message for load in loads for message in load.finish()]
+    assert scenario.verify(sent, {"olga": observer.wait(len(sent))}) == len(sent)
+    with DataLog(scenario.connection, scenario.group, scenario.site) as log:
+        assert [claim.is_planned for claim in log.epochs.read().claims] == [False, True, True, True]
     second.stop()

@@ -26,6 +26,7 @@ from connectors.kafka.log import sign_of_life
 from connectors.kafka.log.acts import Act, record_act
 from connectors.kafka.log.liveness import SecondLook, say_why
 from connectors.kafka.log.sign_of_life import Sign, SignsOfLife, read_signs
+from connectors.kafka.log.standby_sign import sign_as_standby
 from connectors.takeover.ticks import tick
 from connectors.testing.memory_kafka import MemoryConnection, MemoryMetadataClient
 from jobs.inspection.status import status as status_command
@@ -523,3 +524,18 @@ def test_replicas_that_are_not_in_sync(connection: MemoryConnection, monkeypatch
     assert (
         "abcast.g.forward.nyc-0 has 2 of 3 replicas in sync: bring the brokers back, before another one fails" in said
     )
+
+
+def test_a_standby_is_shown_while_it_signs(connection: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that has become the sequencer is none any more."""
+    sign_as_standby(connection.metadata_client(), ["g"], "nyc", 5)
+    with monkeypatch.context() as patch:
+        patch.setattr("connectors.kafka.codec.epochs.os.getpid", lambda: 77)
+        sign_as_standby(connection.metadata_client(), ["g"], "nyc", 5)
+    found = read_status(connection, "g", "nyc")
+    assert found.standby is not None
+    assert (found.standby.pid, found.to_json()["standby"]["since_ms"]) == (77, 5)
+    assert f"standby: process 77 on host {this_host()}" in list(notes_on(found, "nyc"))
+    assert not found.standby.is_beside(this_host(), 77)
+    monkeypatch.setattr("time.time_ns", lambda: (found.standby.signed_ms + 11_000) * 1_000_000)
+    assert read_status(connection, "g", "nyc").standby is None

@@ -224,10 +224,10 @@ def test_what_hinders_a_look_ends_no_standby(kafka: MemoryConnection, monkeypatc
         send(kafka, 1)
     answers = iter([BrokerUnreachable("no broker answers.")] * 5)
 
-    def asked(*what: object) -> object:
+    def asked(*what: object, **how: object) -> object:
         for error in answers:
             raise error
-        return read_signs(*what)  # type: ignore[arg-type]
+        return read_signs(*what, **how)  # type: ignore[arg-type]
 
     monkeypatch.setattr(standby, "read_signs", asked)
     with job(kafka, 0.5):

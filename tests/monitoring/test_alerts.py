@@ -164,6 +164,8 @@ HANDOVER = [
     f"abcast_under_replicated_partitions{GROUP} 0x13 3 3 3 0x20",
     'abcast_epoch{group="upgraded", site="nyc", instance="a:9464"} 4x14 5 5 6x20',
     'abcast_epoch{group="rolled", site="nyc", instance="a:9464"} 4x14 5 6 7x20',
+    'abcast_epoch{group="planned", site="nyc", instance="a:9464"} 4x14 5 6 7 8 9x20',
+    'abcast_handovers{group="planned", site="nyc", instance="a:9464"} 0x14 1 2 3 4 5x20',
     f"abcast_forward_lag_records{GROUP} 20x14 5000 4000 200 20x20",
     f"abcast_ledger_lag_records{GROUP} 100x14 5000 3000 100x20",
 ]

@@ -46,6 +46,7 @@ from tests.world.clients import Deliverer, Disk, GroupMember, parts
 from tests.world.group_history import Action, History, history
 from tests.world.group_job import GROUP, SITE, GroupJob
 from tests.world.guests import DAY_MS, Guests
+from tests.world.handovers import Handovers
 from tests.world.kafka import TooLarge, WorldConnection, WorldKafka, partition
 from tests.world.ledgers import LedgerWriter, Table
 from tests.world.shrinking import drop_actions
@@ -134,7 +135,7 @@ class GroupWorld(World[_Site]):
         """By the end of the prefix of DATA."""
         self.jobs: list[GroupJob | None] = [None] * JOBS
         self.starts, self.settles = 0, False
-        self.disk, self.table = Disk(), Table()
+        self.disk, self.table, self.handovers = Disk(), Table(), Handovers(self)
         self.members = [
             self.new_member(Address(SITE, name), has_outbox=bool(shape.outboxes >> index & 1))
             for index, name in enumerate("abc"[: shape.members])
@@ -349,6 +350,12 @@ class GroupWorld(World[_Site]):
                 ledger=self.ledger,
             )
 
+    def _hand_over(self, _: int) -> None:
+        self.handovers.ask(has_faults=True)
+
+    def _repeat_request(self, _: int) -> None:
+        self.handovers.repeat()
+
     def _race(self, who: int) -> None:
         """Let two jobs take over at the same time, call by call."""
         rivals = (who, who + 1)
@@ -493,6 +500,8 @@ class GroupWorld(World[_Site]):
                 member.turn()
             if self.jobs[0] is not None and all(member.is_idle for member in self.members):
                 break
+        if self.shape.standbys and self.jobs[0] is not None and self.jobs[0].pipeline is not None:
+            self.handovers.check_the_end()
         for ledger in self.ledgers:
             ledger.crash()
             ledger.read(RUSH)
@@ -614,6 +623,7 @@ def playing(what: History, mutation: Mutation = NONE) -> Iterator[GroupWorld]:
         "connectors.engine.job.yield_to_rival": lambda *_: False,
         **parts(world.disk, world.wait_for_a_leader),
         **world.guests.patches(),
+        **world.handovers.patches(),
         "secrets.randbelow": lambda below: world.actors.dice.randrange(below),
         "time.time_ns": lambda: world.actors.now_ms * 1_000_000,
     }

@@ -115,6 +115,10 @@ def history(seed: int, mutation: Mutation = NONE) -> History:
     if mutation is NONE:
         shape = shape._replace(columns_from=columns_from, powers=powers)
     standbys = random.Random(f"standbys {seed}").choice((0, 0, 50, 100)) if mutation.has("standbys") else 0
+    asks = random.Random(f"handovers {seed}")
+    for kind, most in (("hand_over", 6), ("repeat_request", 2)) if standbys else ():
+        for _ in range(asks.choice((0, 2, most))):
+            actions.insert(asks.randrange(len(actions)), Action(kind, 0, asks.getrandbits(48)))
     upgrade = random.Random(f"packs {seed}")
     packs = upgrade.choice((0, 0, 2, 5)) if mutation.has("packs") else 0
     if packs:

@@ -37,7 +37,7 @@ from ordering.sequencer.pipeline import Begun, Pipeline
 from ordering.sequencer.sequencer import absorb, begin_batch, end_batch, next_accepted, seal, snapshot
 from ordering.sequencer.state import SequencerState
 from tests.simulator.mutation import Mutation
-from tests.world import pack_mutations
+from tests.world import handover_mutations, pack_mutations
 from tests.world.group import STUCK, WRONG_STATE
 from tests.world.group_readers import (
     CountlessReader,
@@ -481,6 +481,7 @@ MUTATIONS = (
         (("connectors.kafka.log.seqno_search._is_at_or_after", at_or_after),),
         needs=("later",),
     ),
+    *handover_mutations.MUTATIONS,
     *pack_mutations.MUTATIONS,
 )
 """`not-lower-loses` and `not-lower` are one fault with two faces."""

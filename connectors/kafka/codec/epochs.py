@@ -8,6 +8,7 @@
 | claim of a format | `2 claim-as` | `FLOOR HOST PID AGREEMENT FORMAT VERSION`: the same, above format 1 |
 | format | `2 format` | `FORMAT VERSION`: the group's from the next claim on (`ordering.base.formats`) |
 | note | `2 note` | `OFFSET EPOCH SEQNO` |
+| handover | `2 note` | `0 0 0 EPOCH HOST PID SIGNED_AT`: this standby shall replace the sequencer of EPOCH |
 | base | that of an `epoch` record | a state; in a copy |
 | exclusion | `2 exclude` | `VIEW SITE …`: in that view of sites that agree, these are not waited for any more |
 | move | `2 move` | `HOME ABOVE`: the site that is the group's home from here on; in a hub, and after a restore |
@@ -45,6 +46,8 @@ FEUD_CHANGES = 3
 """Changes of hosts between successive claims. Two are a handover and its way back; from the third on it is a feud."""
 FEUD_GAP_MS = 15 * 60_000
 """Claims further apart than this are no feud."""
+HANDOVER_MS = 60_000
+"""A claim that comes later than this behind a handover, by the broker's clock, does not follow from it."""
 FIRST_YIELD_S = 10.0
 LONGEST_YIELD_S = 300.0
 
@@ -61,6 +64,7 @@ class Claim(NamedTuple):
 
     `host`, `pid`: the claimer ("" and 0 in claims of earlier versions); `at_ms`: the broker's timestamp. `agreement`:
     "isis" if the claimer agrees with other sites, "" if it decides alone. `format` is the group's from here on.
+    `is_planned`: an operator asked the claimer to take over. EPOCH tells it by the record before (`Handover`).
     """
 
     epoch: int
@@ -70,6 +74,7 @@ class Claim(NamedTuple):
     at_ms: int = 0
     agreement: str = ""
     format: int = FIRST.number
+    is_planned: bool = False
 
     @property
     def who(self) -> str:
@@ -79,7 +84,7 @@ class Claim(NamedTuple):
     @property
     def is_own(self) -> bool:
         """Whether this process is the claimer, or has the pid of one that has ended."""
-        return (self.host, self.pid) == (this_host(), os.getpid())
+        return (self.host, self.pid) == this_process()
 
     @property
     def is_over(self) -> bool:
@@ -98,6 +103,25 @@ class Note(NamedTuple):
     seqno: int
 
 
+class Handover(NamedTuple):
+    """An operator's request that a standby, `pid` on `host`, replaces the sequencer of `epoch`.
+
+    `signed_ms`: the time of the standby's sign that the request answers, by its clock. `at_ms`: the broker's time.
+    Earlier versions read a note that tells nothing.
+    """
+
+    epoch: int
+    host: str
+    pid: int
+    signed_ms: int
+    at_ms: int = 0
+
+    def leads_to(self, claim: Claim, before: int) -> bool:
+        """Whether a claim behind the one of epoch `before` follows from this request."""
+        is_asked = (self.epoch, self.host, self.pid) == (before, claim.host, claim.pid)
+        return is_asked and claim.at_ms - self.at_ms <= HANDOVER_MS
+
+
 class Move(NamedTuple):
     """A change of the group's home to `home`. That site was promoted; every other site's sequencer has lost the group.
 
@@ -107,6 +131,9 @@ class Move(NamedTuple):
     home: str
     above: int = 0
 
+
+Entry = Claim | Note | Handover | Move | Exclusion | Format
+"""A record of EPOCH that is no base."""
 
 RESTORING = "(restoring)"
 """The home in the move with which a restore begins. No site has that name, so no sequencer starts."""
@@ -130,11 +157,17 @@ def this_host() -> str:
     return "".join(socket.gethostname().split()).encode("ascii", "replace").decode("ascii") or "unknown"
 
 
+def this_process() -> tuple[str, int]:
+    """Return this machine's name and this process's pid, as claims have them."""
+    return this_host(), os.getpid()
+
+
 def encode_claim(
     floor: int, agreement: str = "", of_format: int = FIRST.number
 ) -> tuple[bytes, list[tuple[str, bytes]]]:
     """Return (value, headers) of this process's claim."""
-    who = f"{floor} {this_host()} {os.getpid()}"
+    host, pid = this_process()
+    who = f"{floor} {host} {pid}"
     if of_format == FIRST.number:
         return f"{who} {agreement}".rstrip().encode("ascii"), [(HEADER, _CLAIM)]
     text = f"{who} {agreement or NOTHING} {_text(known(of_format))}"
@@ -155,6 +188,12 @@ def encode_note(note: Note) -> tuple[bytes, list[tuple[str, bytes]]]:
     return b"%d %d %d" % note, [(HEADER, _NOTE)]
 
 
+def encode_handover(asked: Handover) -> tuple[bytes, list[tuple[str, bytes]]]:
+    """Return (value, headers) of an operator's request."""
+    text = f"0 0 0 {asked.epoch} {asked.host} {asked.pid} {asked.signed_ms}"
+    return text.encode("ascii"), [(HEADER, _NOTE)]
+
+
 def encode_move(move: Move) -> tuple[bytes, list[tuple[str, bytes]]]:
     """Return (value, headers) of a move."""
     return f"{move.home} {move.above}".encode("ascii"), [(HEADER, _MOVE)]
@@ -167,7 +206,7 @@ def encode_exclusion(exclusion: Exclusion) -> tuple[bytes, list[tuple[str, bytes
 
 def decode(
     topic: str, offset: int, value: bytes | None, headers: Sequence[tuple[str, bytes]], at_ms: int, above: int = 0
-) -> Claim | Note | Move | Exclusion | Format | None:
+) -> Entry | None:
     """Decode a record of an EPOCH topic; None for a base. `above`: ABOVE of the last move before the record.
 
     Raises StrayClaim for a record that no version wrote, LaterVersion for one that only a later version knows.
@@ -188,7 +227,11 @@ def decode(
             home, highest = (value or b"").decode("ascii").split()[:2]
             return Move(home, int(highest))
         if version_and_kind == _NOTE:
-            return Note(*map(int, (value or b"").split()[:3]))
+            numbers, asked = (value or b"").split()[:3], (value or b"").split()[3:7]
+            if len(asked) == len(Handover._fields) - 1:
+                replaced, host, pid, signed_ms = (field.decode("ascii") for field in asked)
+                return Handover(int(replaced), host, int(pid), int(signed_ms), at_ms)
+            return Note(*map(int, numbers))
         if version_and_kind == EXCLUSION:
             view, *names = (value or b"").decode("ascii").split()
             return Exclusion(int(view), tuple(names))
@@ -217,7 +260,8 @@ def seconds_to_yield(claims: Sequence[Claim], host: str, now_ms: int) -> tuple[f
 
     Two supervised sequencers would fence each other for ever: each is restarted and takes over. EPOCH then has claims
     of two hosts in turn, in quick succession. The sequencer that starts then waits, each time twice as long, while the
-    rival works. A sequencer restarted after a crash finds a claim of its own host, which is no feud.
+    rival works. A sequencer restarted after a crash finds a claim of its own host, which is no feud; nor is a planned
+    handover one.
     """
     if not claims or claims[-1].host in ("", host):
         return None
@@ -225,7 +269,7 @@ def seconds_to_yield(claims: Sequence[Claim], host: str, now_ms: int) -> tuple[f
     for newer, earlier in pairwise(reversed(claims)):
         if newer.at_ms - earlier.at_ms > FEUD_GAP_MS or earlier.host not in (host, rival.host):
             break
-        changes += newer.host != earlier.host
+        changes += newer.host != earlier.host and not newer.is_planned
     if changes < FEUD_CHANGES:
         return None
     whole = min(LONGEST_YIELD_S, FIRST_YIELD_S * 2.0 ** min(changes - FEUD_CHANGES, 10))

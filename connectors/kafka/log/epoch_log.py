@@ -7,6 +7,7 @@
   that only grows, so it stays true.
 * A *move* says that the group's home moved. From then on, epochs are above all epochs of the earlier homes.
 * A *base* is a state of a copied log (`connectors.kafka.log.log_state`).
+* A *handover* asks a standby to replace the sequencer of an epoch. The claim that follows from it is planned.
 * An *exclusion* names sites that the others no longer wait for. A *format* is the group's from the next claim on.
 
 Invariant. `Epochs` is the whole of EPOCH below `Epochs.below`: records are applied in order, each once. Nothing is ever
@@ -24,7 +25,7 @@ from dataclasses import dataclass, field
 
 from kafka.structs import TopicPartition
 
-from connectors.kafka.codec.epochs import RESTORING, Claim, Move, Note, StrayClaim, decode
+from connectors.kafka.codec.epochs import RESTORING, Claim, Entry, Handover, Move, Note, StrayClaim, decode
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.connection.ranges import read_range
 from connectors.kafka.log.acts import KEPT, Act, read_act
@@ -51,6 +52,8 @@ class Epochs:
     notes: list[Note] = field(default_factory=list)
     noted_ms: dict[Note, int] = field(default_factory=dict)
     """The broker's time of each note."""
+    handover: Handover | None = None
+    """The newest request of an operator for another sequencer."""
     move: Move | None = None
     """The newest move of the group's home."""
     claims_before_move: int = 0
@@ -65,13 +68,16 @@ class Epochs:
     below: int = 0
     """The offset in EPOCH up to which everything was read."""
 
-    def apply(self, entry: Claim | Note | Move | Exclusion | Format | None, offset: int) -> None:
+    def apply(self, entry: Entry | None, offset: int) -> None:
         """Apply the decoded record at `offset` of EPOCH. `entry` is None for a base."""
         if isinstance(entry, Claim):
-            self.claims.append(entry)
+            is_planned = self.handover is not None and self.handover.leads_to(entry, self.newest_epoch)
+            self.claims.append(entry._replace(is_planned=is_planned))
             self.format = max(self.format, entry.format)
         elif isinstance(entry, Note):
             self.notes.append(entry)
+        elif isinstance(entry, Handover):
+            self.handover = entry
         elif isinstance(entry, Move):
             self.move, self.claims_before_move = entry, len(self.claims)
         elif isinstance(entry, Exclusion):

@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from types import MappingProxyType
 from typing import NamedTuple
 from urllib.parse import quote, unquote
@@ -29,6 +29,7 @@ from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from connectors.kafka.codec.epochs import this_host
 from connectors.kafka.connection.connection import Connection
+from connectors.kafka.connection.metadata_client import MetadataClient
 from ordering.base.errors import BrokerUnreachable, KafkaRefused
 from ordering.base.names import Topic
 
@@ -130,13 +131,13 @@ class SignsOfLife:
             partition: OffsetAndMetadata(offset, "", -1) for partition, offset in {**considered, **reached}.items()
         }
         try:
-            self._metadata.commit(_group_id(self._site), signs, _ASK_S)
+            self._metadata.commit(group_id(self._site), signs, _ASK_S)
         except (KafkaError, BrokerUnreachable, KafkaRefused) as error:
             if not self._has_warned:
                 self._has_warned = True
                 _logger.warning(
                     "this sequencer can't commit as consumer group %s, so `abcast status` shows it as silent: %s",
-                    _group_id(self._site),
+                    group_id(self._site),
                     error,
                 )
             return False
@@ -159,9 +160,13 @@ class Signs(NamedTuple):
 
 
 def read_signs(
-    connection: Connection, groups: Iterable[str], site: str, forward: Iterable[TopicPartition] = ()
+    connection: Connection,
+    groups: Iterable[str],
+    site: str,
+    forward: Iterable[TopicPartition] = (),
+    metadata: MetadataClient | None = None,
 ) -> Signs:
-    """Return the newest signs, and the progress in the FORWARD partitions.
+    """Return the newest signs, and the progress in the FORWARD partitions. `metadata`: an open client, if there is one.
 
     Among several groups, the ones with topics that this user may not see have no sign. Raises BrokerUnreachable;
     KafkaRefused for a single group.
@@ -169,16 +174,16 @@ def read_signs(
     places, considered = {group: _partition(group, site) for group in groups}, list(forward)
     data = {group: _data(group, site) for group in places}
     committed: dict[TopicPartition, OffsetAndMetadata] = {}
-    with closing(connection.metadata_client()) as metadata:
+    with nullcontext(metadata) if metadata is not None else closing(connection.metadata_client()) as client:
         try:
-            committed = metadata.committed(_group_id(site), [*places.values(), *data.values(), *considered])
+            committed = client.committed(group_id(site), [*places.values(), *data.values(), *considered])
         except KafkaRefused:
             if len(places) <= 1:
                 raise
             # Kafka refuses single topics; the client then has no answer about the others.
             for group in places:
                 with suppress(KafkaRefused):
-                    committed |= metadata.committed(_group_id(site), [places[group], data[group]])
+                    committed |= client.committed(group_id(site), [places[group], data[group]])
     signs = {group: Sign.decode(committed.get(place)) for group, place in places.items()}
     return Signs(
         {group: sign for group, sign in signs.items() if sign is not None},
@@ -195,5 +200,6 @@ def _data(group: str, site: str) -> TopicPartition:
     return TopicPartition(str(Topic(group, "data", site)), 0)
 
 
-def _group_id(site: str) -> str:
+def group_id(site: str) -> str:
+    """Return the consumer group under which the sequencers and standbys of a site sign."""
     return f"abcast.sequencer.{site}"

@@ -1,0 +1,50 @@
+"""Mutations of handovers: each breaks a rule of `connectors.engine.standby.is_asked`, for a request of an operator."""
+
+from __future__ import annotations
+
+import time
+
+from connectors.kafka.codec import epochs as epochs_codec
+from connectors.kafka.log.epoch_log import Epochs
+from connectors.kafka.log.standby_sign import REQUEST_S
+from tests.simulator.mutation import Mutation
+from tests.world.handovers import UNASKED, UNHEARD
+
+
+def _rules(epochs: Epochs) -> tuple[bool, bool, bool]:
+    """Return whether the newest request is for this process, for the newest epoch, and new."""
+    asked = epochs.handover
+    if asked is None:
+        return False, False, False
+    is_new = 0 <= time.time_ns() / 1e6 - asked.signed_ms <= REQUEST_S * 1_000
+    return (asked.host, asked.pid) == epochs_codec.this_process(), asked.epoch == epochs.newest_epoch, is_new
+
+
+def of_another(epochs: Epochs) -> bool:
+    """Follow a request that names another standby."""
+    _, is_of_epoch, is_new = _rules(epochs)
+    return is_of_epoch and is_new
+
+
+def twice(epochs: Epochs) -> bool:
+    """Follow a request that was followed."""
+    is_own, _, is_new = _rules(epochs)
+    return is_own and is_new
+
+
+def for_good(epochs: Epochs) -> bool:
+    """Follow a request of any age."""
+    is_own, is_of_epoch, _ = _rules(epochs)
+    return is_own and is_of_epoch
+
+
+_IS_ASKED = "connectors.engine.standby.is_asked"
+MUTATIONS = tuple(
+    Mutation(name, why, expected, ((_IS_ASKED, rule),), needs=("standbys",))
+    for name, why, expected, rule in (
+        ("asked-another", "A standby follows a request that names another one", UNASKED, of_another),
+        ("asked-twice", "A standby follows a request that was followed already", UNASKED, twice),
+        ("asked-for-good", "A standby follows a request of any age", UNASKED, for_good),
+        ("asked-in-vain", "A standby follows no request", UNHEARD, lambda _: False),
+    )
+)
