@@ -2,8 +2,8 @@
 
 There are two ways, with the same result: row by row (`connectors.takeover.rows`) for a few records, and by columns
 (`ordering.sequencer.columns`) for many. By columns, the codec decodes one record of each sender, kind and headers of
-the application. The others differ only in the local seqno, which is read from the text. Irregular records (control
-records, bad input, relayed records) are decoded by the codec, row by row.
+the application. The others differ only in the local seqno, which is read from the text. Irregular records (packs,
+control records, bad input, relayed records) are decoded by the codec, row by row.
 
 The header of a plain message is the beginning of its DATA's: `2 message INCARNATION LOCAL_SEQNO`.
 """
@@ -137,6 +137,8 @@ class _Columns:
         """Return the index of the record's sender and kind; None if a record with this beginning may be irregular."""
         record = decoded(Source(place.topic, place.partition, raw.offset), raw)
         if isinstance(record, Malformed) or record.kind not in COLUMN_KINDS or record.link is not None:
+            return None
+        if record.kind == MESSAGES:  # the next one's numbers may be no pack's
             return None
         if head.count(b" ") != len(FORWARD_FIELDS) - 2 or record.incarnation > highest:
             return None

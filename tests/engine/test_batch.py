@@ -79,6 +79,9 @@ def random_record(rng: random.Random, offset: int, next_local: dict[tuple[bytes,
         headers = pack_headers(incarnation, local, count, application)
         next_local[key, incarnation] = max(next_local[key, incarnation], local + count - 1)
         value = encode_pack([b"%d.%d" % (offset, n) for n in range(count)])
+        if rng.random() < 0.3:
+            bad = rng.choice((b"%d", b"0%d", b"%d-", b"%d-1", b"%d-x", b"%d-999999", b"-%d", b"x%d"))
+            headers[0] = ("abcast", b"2 messages %d " % incarnation + bad % local)
     timestamp = 1 if rng.random() < 0.002 else corpus.TIMESTAMP_MS + offset
     return Raw(offset, key, value, headers, timestamp, partition=offset % 2)
 
@@ -88,7 +91,7 @@ def test_random_batches(seed: int) -> None:
     """With members (so that time matters) and without, batch after batch."""
     rng = random.Random(seed)
     members = (MemberIncarnation("nyc/0", 1),) if rng.random() < 0.5 else ()
-    of_format = rng.choice((1, 3, 3))
+    of_format = rng.choice((1, 2, 3, 3))
     state = SequencerState("orders", epoch=3, view=2, membership=Membership(members=members), format=of_format)
     next_local: dict[tuple[bytes, int], int] = {}
     offset = 0
