@@ -29,9 +29,9 @@ ASKS_FOR_S = 8.0
 ORDER_WAIT_S = 2.0
 """The longest wait for something new in the order."""
 _DIGITS = 18
-CPU_SHARE = 0.005
-"""The part of a core that metrics may take: with many groups their figures are older than FRESH_S. Kafka's client takes
-as much again, in threads of its own.
+CPU_SHARE = 0.01
+"""The part of a core that metrics may take, without the threads of Kafka's client, which take as much again: with many
+groups their figures are older than FRESH_S.
 """
 SEEN_CPU_SHARE = 0.1
 """The same for `/api/status`, which somebody looks at."""

@@ -42,7 +42,9 @@ if TYPE_CHECKING:
 RATE_S = 60
 _MAX_TAIL = 20_000
 """The number of FORWARD records that are decoded one by one; beyond it, all count as waiting."""
-_NEWEST_DATA = 500
+_SHORT = 500
+"""Records behind a snapshot that DATA tells as cheaply as memory does."""
+_NEWEST_DATA = 20
 _MAX_LOOK_BACK = 1000
 _MAX_LOOK_BACK_BYTES = 4_000_000
 _FIRST_RECORDS = 10
@@ -230,8 +232,10 @@ def read_status(
             sequencer = judge(data, sign, partial(look.gives_another, group))
             if not forward and sequencer.state not in (ELSEWHERE, RESTORED):
                 _check_forward(connection, group, site)
+            wrong = "" if is_copy else wrong_in_logs(connection, [group], site).get(group, "")
             before = data.strays
-            state = _in_force(data, decided(group), signs.reached.get(group, 0)) or data.state()
+            known = None if wrong else _in_force(data, decided(group), signs.reached.get(group, 0))
+            end, state = known or data.end_and_state()
             strays = data.strays - before
             agreement, epochs = _agreement(data), data.epochs.read()
             of_format, acts = epochs.format, tuple(epochs.acts)
@@ -240,7 +244,7 @@ def read_status(
                 for each in epochs.claims[-KEPT:]
             )
             handovers = sum(each.is_planned for each in epochs.claims)
-            other = _other_history(data, ledger)
+            other = _other_history(data, ledger, (end, state))
             begins = data.beginning()
             # The note of a purge is about the snapshot that remains at the beginning.
             purged_ms = max(
@@ -282,7 +286,7 @@ def read_status(
                 deleted=Deleted(sum(beginning for beginning, _ in spans.values()), begins, purged_ms),
                 handovers=handovers,
                 standby=waiting if waiting is not None and waiting.is_beside(sequencer.host, sequencer.pid) else None,
-                wrong_settings="" if is_copy else wrong_in_logs(connection, [group], site).get(group, ""),
+                wrong_settings=wrong,
                 other_history=other,
                 format=max(state.format, of_format),
                 trouble=sign.trouble if sign is not None and sign.is_new else "",
@@ -305,22 +309,27 @@ def _check_forward(connection: Connection, group: str, site: str) -> None:
             raise topic_missing(topic, group, site)
 
 
-def _in_force(data: DataLog, decided: SequencerState | None, signed_end: int) -> SequencerState | None:
-    """Return what a sequencer of this process has decided, up to the last seqno in DATA; None where DATA must tell.
+def _in_force(data: DataLog, decided: SequencerState | None, signed_end: int) -> tuple[int, SequencerState] | None:
+    """Return the end of DATA, and what a sequencer of this process has decided, up to the last seqno there; None where
+    DATA must tell.
 
     EPOCH shows that nobody else has claimed the group, the newest records that DATA has its epoch, and the end at its
-    last sign that DATA has lost nothing since. After a recent snapshot, DATA tells it as cheaply.
+    last sign that DATA has lost nothing since. Where DATA has lost its beginning, a purge's note shows that a snapshot
+    is left. After a recent snapshot, DATA tells the state as cheaply.
     """
-    claim = data.epochs.read().newest_claim
+    epochs = data.epochs.read()
+    claim = epochs.newest_claim
     is_known = decided is not None and claim is not None and not claim.agreement and claim.epoch == decided.epoch
-    if not is_known or decided is None or decided.unsnapped <= _NEWEST_DATA:
+    if not is_known or decided is None or decided.unsnapped <= _SHORT:
         return None
-    end = data.end()
-    newest = [each.data for each in data.records(max(data.beginning(), end - _NEWEST_DATA), end)]
-    counted = [each for each in newest if each.seqno]
-    if end < signed_end or not counted or counted[-1].epoch != decided.epoch:
+    begins, end = data.beginning(), data.end()
+    if end < signed_end or (begins and not any(note.offset == begins + 1 for note in epochs.notes)):
         return None
-    return replace(decided, seqno=counted[-1].seqno + counted[-1].count - 1)
+    epoch = last = 0
+    for each in data.records(max(begins, end - _NEWEST_DATA), end):  # one at a time: payloads may be large
+        if each.data.seqno:
+            epoch, last = each.data.epoch, each.data.seqno + each.data.count - 1
+    return (end, replace(decided, seqno=last)) if last and epoch == decided.epoch else None
 
 
 def _standby(metadata: MetadataClient, group: str, site: str) -> StandbySign | None:
@@ -329,12 +338,12 @@ def _standby(metadata: MetadataClient, group: str, site: str) -> StandbySign | N
     return None
 
 
-def _other_history(data: DataLog, ledger: LedgerEnd | None) -> str:
+def _other_history(data: DataLog, ledger: LedgerEnd | None, known: tuple[int, SequencerState]) -> str:
     if ledger is None:
         return ""
     from connectors.ledger.last_row import other_history  # imported late: it needs Delta, as the ledger does
 
-    return other_history(data, ledger)
+    return other_history(data, ledger, known)
 
 
 def is_left_out(sign: Sign | None) -> bool:

@@ -18,6 +18,7 @@ from connectors.ledger.row import GROUP
 from connectors.ledger.table_state import open_table, read_table_state
 from connectors.storage.location import Location
 from ordering.base.errors import AbcastError, HistoryChanged, HistoryUnavailable
+from ordering.sequencer.state import SequencerState
 
 if TYPE_CHECKING:
     from pyarrow.dataset import Dataset
@@ -33,12 +34,12 @@ class LedgerEnd:
     A table of 0.1.0 tells nothing until its ledger job has renamed a column: a sequencer does not wait for that.
     """
 
-    def __init__(self, path: Location) -> None:
-        """Keep the path; the table is opened at the first question."""
+    def __init__(self, path: Location, last_seqno: Mapping[str, int] | None = None) -> None:
+        """Keep the path; the table is opened at the first question. `last_seqno`: of each group, if it is known."""
         self.path = path
         self._opening = threading.Lock()
         self._rows: Dataset | None = None
-        self._last_seqno: dict[str, int] | None = None
+        self._last_seqno = None if last_seqno is None else dict(last_seqno)
 
     def last_seqno(self, group: str) -> int:
         """Return the group's last seqno; 0 without rows. Raises LedgerDamaged, LedgerUnreadable."""
@@ -91,18 +92,20 @@ def _row(row: dict[str, Any]) -> LedgerRow:
     )
 
 
-def other_history(data: DataLog, ledger: LedgerEnd) -> str:
+def other_history(data: DataLog, ledger: LedgerEnd, known: tuple[int, SequencerState] | None = None) -> str:
     """Return the fault and what to do if the ledger has another history of the group than DATA; else "".
 
-    Raises LedgerDamaged, LedgerUnreadable, BrokerUnreachable.
+    `known`: as for `fit`. Raises LedgerDamaged, LedgerUnreadable, BrokerUnreachable.
     """
     group = data.topic.group
+    if not (last := ledger.last_seqno(group)):
+        return ""
     try:
-        found = fit(data, ledger)
+        known = known or data.end_and_state()
+        found = fit(data, ledger, known)
     except HistoryUnavailable:  # DATA does not tell
         return ""
-    last = ledger.last_seqno(group)
-    if (lost := lost_at(data.state(), last)) is not None and found is not Fit.LOST:
+    if (lost := lost_at(known[1], last)) is not None and found is not Fit.LOST:
         return (
             f"{ledger.path} has seqnos {lost.first} to {last} of {group}, which it lost when it was restored from "
             "another ledger: keep these rows, and take another --data."

@@ -34,6 +34,8 @@ _FIRST = {"hdfs": "HOST", "abfss": "CONTAINER@ACCOUNT.dfs.core.windows.net"}
 TABLES = ("ledger", "views", "casts")
 """The Delta tables below --data. The table `casts` exists once there was a cast."""
 
+_SHOWN = 300
+"""Characters of a library's message in a sentence of ours."""
 _CONTROL = re.compile(r"\x1b\[[0-9;]*m|[\x00-\x1f\x7f]+")
 
 # Errors of the stores' clients: each words them differently, and quotes the store's own.
@@ -277,8 +279,7 @@ def is_asking() -> bool:
 
 def explain(place: RemotePath, message: str) -> AbcastError:
     """Return our error for a message of the store's client."""
-    text = in_a_line(message)
-    reason = _without_names(place, text)
+    reason = _without_names(place, _one_line(message))
     if _NO_BUCKET.search(reason):
         return no_bucket(place)
     where, is_s3 = place.where, place.scheme == S3
@@ -297,12 +298,16 @@ def explain(place: RemotePath, message: str) -> AbcastError:
     if _SILENT.search(reason):
         name = _ENDPOINT_OF_S3 if is_s3 else place.bucket
         return StoreUnreachable(f"{where} does not answer: see that it runs, and that {name} is right.")
-    return EnvironmentProblem(f"{place} can't be read: {text}.")
+    return EnvironmentProblem(f"{place} can't be read: {in_a_line(message)}.")
 
 
 def in_a_line(message: str) -> str:
     """Return the beginning of a library's message without colours, line breaks, and a full stop."""
-    return " ".join(_CONTROL.sub(" ", message).split())[:300].rstrip(".")
+    return _one_line(message)[:_SHOWN].rstrip(".")
+
+
+def _one_line(message: str) -> str:
+    return " ".join(_CONTROL.sub(" ", message).split())
 
 
 def _without_names(place: RemotePath, text: str) -> str:

@@ -174,7 +174,7 @@ def read_with_ledger(
 
     def read_ledger() -> InLedger:
         in_ledger = None if data is None else _in_ledger(data, say)
-        return in_ledger, None if data is None or not in_ledger else _ledger_end(data)
+        return in_ledger, None if data is None or not in_ledger else _ledger_end(data, in_ledger)
 
     return read_statuses(
         *(connection, site, read_ledger, group, of_job, progress),
@@ -227,10 +227,10 @@ def cells(row: GroupStatus) -> tuple[str, ...]:
     )
 
 
-def _ledger_end(data: Location) -> LedgerEnd:
+def _ledger_end(data: Location, last_seqno: Mapping[str, int]) -> LedgerEnd:
     from connectors.ledger.last_row import LedgerEnd
 
-    return LedgerEnd(data / "ledger")
+    return LedgerEnd(data / "ledger", last_seqno)
 
 
 def _in_ledger(data: Location, say: Callable[[str], object]) -> Mapping[str, int] | None:

@@ -8,6 +8,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
@@ -22,12 +23,12 @@ from connectors.diagnosis import metrics, monitor, status
 from connectors.diagnosis.broker_clocks import ClockDifference
 from connectors.diagnosis.monitor import Monitor
 from connectors.diagnosis.order_feed import OrderFeeds
-from connectors.diagnosis.status import AgreementStatus, GroupStatus
+from connectors.diagnosis.status import AgreementStatus, GroupStatus, read_status
 from connectors.diagnosis.statuses import Statuses, read_statuses
 from connectors.engine.job import EngineJob
 from connectors.engine.options import EngineOptions
 from connectors.kafka.codec.codec import forward_headers
-from connectors.kafka.codec.epochs import encode_claim
+from connectors.kafka.codec.epochs import Note, encode_claim, encode_note
 from connectors.kafka.groups.troubles import SEQUENCER, Troubles
 from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.log.liveness import ALIVE, Liveness
@@ -37,6 +38,7 @@ from ordering.base.errors import BrokerUnreachable, KafkaRefused
 from ordering.base.names import Topic
 from tests.engine.serving import SITE, finder_of, running
 from tests.papers import PAGES, doc, section, spans, tables
+from tests.sequencer.test_changed_log import write_ledger
 from tests.waiting import WAIT, eventually
 
 EPOCH = TopicPartition("abcast.g.epoch.nyc", 0)
@@ -131,8 +133,10 @@ def test_a_sequencer_at_work(served: Served, monkeypatch: pytest.MonkeyPatch) ->
     assert served.figures()["abcast_job_ready", "sequence"] == 0
 
 
-def test_a_busy_sequencer_tells_its_own_state(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """DATA is not read back to its snapshot, the figures are the same. A fenced sequencer's state counts nothing."""
+def test_a_busy_sequencer_tells_its_own_state(served: Served, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """DATA is not read back to its snapshot, the figures are the same, also with a ledger. A fenced sequencer's state
+    counts nothing, nor does one that DATA has lost.
+    """
     data = TopicPartition("abcast.g.data.nyc", 0)
     with running(served.kafka, served.job):
         send(served.kafka, 1000)
@@ -141,12 +145,19 @@ def test_a_busy_sequencer_tells_its_own_state(served: Served, monkeypatch: pytes
         [from_log] = read_statuses(served.kafka, SITE).rows
         eventually(lambda: served.troubles.decided("g").unsnapped >= 1000, WAIT, "the loop's next turn")  # type: ignore[union-attr]
         read = MagicMock(side_effect=DataLog.state, autospec=True)
-        monkeypatch.setattr(DataLog, "state", lambda log: read(log))
+        monkeypatch.setattr(DataLog, "state", lambda log, *end: read(log, *end))
         [row] = served.read().rows
-        assert not read.called
         assert row._replace(rate=0.0) == from_log._replace(rate=0.0)
         of_engine = served.troubles.decided("g")
         assert of_engine is not None
+        ledger = write_ledger(served.kafka, tmp_path / "ledger")
+        row = read_status(served.kafka, "g", SITE, {"g": 990}, ledger, decided=lambda _: of_engine)
+        assert (row.other_history, row.ledger_lag) == ("", 10)
+        read.assert_not_called()
+        with monkeypatch.context() as wrong:
+            wrong.setattr("connectors.diagnosis.status.wrong_in_logs", lambda *_: {"g": "it has retention.ms=1."})
+            read_status(served.kafka, "g", SITE, decided=lambda _: of_engine)
+            read.assert_called()
         records = served.kafka.topics.partitions[data]
         for claimed, lost in ((True, 0), (False, 1)):
             before, end = [*served.kafka.topics.partitions[EPOCH]], records[-1:]
@@ -157,7 +168,18 @@ def test_a_busy_sequencer_tells_its_own_state(served: Served, monkeypatch: pytes
             assert status._in_force(DataLog(served.kafka, "g", SITE), of_engine, len(records) + lost) is None
             records.extend(end[:lost])
             served.kafka.topics.partitions[EPOCH][:] = before
-        assert status._in_force(DataLog(served.kafka, "g", SITE), of_engine, len(records)) is not None
+        with DataLog(served.kafka, "g", SITE) as log:
+            looked = MagicMock(side_effect=log.records)
+            monkeypatch.setattr(log, "records", looked)
+            assert status._in_force(log, of_engine, len(records)) is not None
+            [[(start, end), _]] = looked.call_args_list
+            assert end - start <= 50, "records may have 8 MiB"
+            lost = len(records) - 100
+            served.kafka.topics.beginnings[data] = lost
+            assert status._in_force(log, of_engine, len(records)) is None
+            value, headers = encode_note(Note(lost + 1, of_engine.epoch, 900))
+            served.kafka.producer().send(EPOCH.topic, value=value, headers=headers)
+            assert status._in_force(log, of_engine, len(records)) is not None
     assert served.troubles.decided("g") is None, "a sequencer that has ended tells nothing"
 
 

@@ -193,6 +193,21 @@ def test_what_a_store_tells_is_one_sentence(told: str, error: type[AbcastError],
     assert (type(explained), said in str(explained)) == (error, True), explained
 
 
+@pytest.mark.parametrize(
+    ("told", "error"),
+    [
+        ("client error (404): <Code>NoSuchBucket</Code>", UsageError),
+        ("client error (400): <Code>ExpiredToken</Code>", UsageError),
+        ("(Service: S3, Status Code: 503, Request ID: 1)", StoreUnreachable),
+        ("something else", EnvironmentProblem),
+    ],
+)
+def test_the_reason_may_stand_behind_much_text(told: str, error: type[AbcastError]) -> None:
+    explained = explain(RemotePath("s3a://bucket/a", Storage()), "at org.apache.x\n" * 40 + told)
+    assert type(explained) is error
+    assert len(str(explained)) < 400
+
+
 @pytest.mark.parametrize("told", ["status code 403 Forbidden", "Failed to connect", "ExpiredToken"])
 @pytest.mark.parametrize("url", ["gs://bucket/a", "abfss://box@account/a", "hdfs://host:1/a"])
 def test_other_stores_have_no_login_of_ours(url: str, told: str) -> None:

@@ -186,7 +186,7 @@ class DataLog:
         Raises HistoryRestored if a restore has lost `seqno`; HistoryUnavailable if retention has dropped the record
         after it, and ProtocolViolation if DATA does not reach it (with `or_end`, the reader starts at the end instead).
         """
-        end, state = known or self._end_and_state()
+        end, state = known or self.end_and_state()
         if (lost := lost_at(state, seqno)) is not None:
             raise self._restored(lost, seqno)
         if seqno > state.seqno and not or_end:
@@ -238,7 +238,8 @@ class DataLog:
             state = self.state(start.offset)
         return start._replace(reader=Reader(state.epoch, state.seqno)), state
 
-    def _end_and_state(self) -> tuple[int, SequencerState]:
+    def end_and_state(self) -> tuple[int, SequencerState]:
+        """Return the end, and the state there. Raises as `state` does."""
         end = self.end()
         return end, self.state(end)
 

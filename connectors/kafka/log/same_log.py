@@ -77,8 +77,9 @@ class Fit(Enum):
     OTHER = "other"
 
 
-def fit(data: DataLog, ledger: Ledger) -> Fit:
-    """Compare the ledger's rows of the group with this log.
+def fit(data: DataLog, ledger: Ledger, known: tuple[int, SequencerState] | None = None) -> Fit:
+    """Compare the ledger's rows of the group with this log. `known`: the log's end, and the state there, both of a time
+    after the ledger's.
 
     The newest seqno that both have decides. Where DATA does not tell, the claims decide.
     Raises HistoryUnavailable if DATA tells no state.
@@ -88,8 +89,11 @@ def fit(data: DataLog, ledger: Ledger) -> Fit:
     if not last:
         return Fit.SAME
     newest = ledger.row(group, last)
-    end = data.end(0 if newest is None or newest.offset is None else newest.offset + 1)
-    state = data.state(end)
+    reached = 0 if newest is None or newest.offset is None else newest.offset + 1
+    if known is None or known[0] < reached:
+        end = data.end(reached)
+        known = end, data.state(end)
+    end, state = known
     common = min(last, state.seqno)
     row = newest if common == last else ledger.row(group, common) if common else None
     stands = None if row is None else _stands(data, row, end, state)
