@@ -57,7 +57,7 @@ class LogTailer:
         self.partition = TopicPartition(str(Topic(group, "data", site)), 0)
         self.has_failed = False
         self.format = FIRST.number
-        """The highest format of the group in the seals read so far."""
+        """The highest format of the group in the seals that the thread has read."""
         self._newest_seqno = 0
         self._changed: HistoryChanged | None = None
         self._users = 0
@@ -103,6 +103,7 @@ class LogTailer:
             begins = cursor or self.cursor(self.end()[0])
             self._users += 1
             self._newest_seqno = begins.reader.last_seqno
+            self.format = FIRST.number  # the group may have been made anew while no thread ran
             self._stopping = threading.Event()
             self.cache.open(begins.position, begins.reader.last_seqno)
             self._thread = threading.Thread(

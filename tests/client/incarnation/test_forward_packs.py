@@ -15,6 +15,7 @@ from connectors.kafka.connection.sending import append
 from connectors.kafka.topics.upgrade import upgrade
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.sequencer_thread import SequencerThread
+from ordering.base.names import ROLES, Topic
 from ordering.base.packs import MAX_PACK_BYTES, MAX_PACK_MESSAGES, unpacked
 from ordering.base.records import HEARTBEAT, Data, Forward, Source
 from ordering.participant.forward_table import Pending
@@ -116,6 +117,21 @@ def test_a_running_member_learns_of_an_upgrade() -> None:
             assert forwards(kafka)[-1].count == 1
             a.close()
     assert [each.payload for each in ordered(kafka)] == [b"%d" % n for n in range(11)]
+
+
+def test_a_group_made_anew_has_no_packs(kafka: MemoryConnection) -> None:
+    """A member of another group keeps the tailer, which has read a seal with packs in the former log."""
+    kafka.create("h", "nyc")
+    with Member("h", "nyc/a", connection=kafka):
+        with Member("g", "nyc/a", connection=kafka) as a:
+            for _ in range(2):
+                with SequencerThread(kafka, "g"):
+                    a.broadcast(b"m").result(WAIT)
+        kafka.topics.make_anew(str(Topic("g", role, "nyc")) for role in ROLES)
+        with SequencerThread(kafka, "g"):
+            pass
+        with SequencerThread(kafka, "g"), Member("g", "nyc/b", connection=kafka) as b:
+            assert b.broadcast_many([b"1", b"2"]).result(WAIT) == 2
 
 
 def test_no_packs_where_sites_agree(kafka: MemoryConnection) -> None:
