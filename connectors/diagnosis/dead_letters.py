@@ -6,13 +6,14 @@ letter's place in its topic, and its own sender. By this header a second resend 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from typing import NamedTuple
 
 from kafka.structs import TopicPartition
 
-from connectors.kafka.codec.codec import decode_local_seqnos
+from connectors.kafka.codec.codec import WRONG_LOCAL_SEQNOS, decode_forward, decode_local_seqnos
 from connectors.kafka.codec.dead_letter_codec import decode_dead_letter
 from connectors.kafka.codec.headers import (
     DEPENDS_HEADER,
@@ -30,8 +31,8 @@ from connectors.kafka.log.data_log import DataLog, topic_missing
 from ordering.base.errors import AbcastError, ProtocolViolation, UsageError
 from ordering.base.kinds import MESSAGE_KINDS
 from ordering.base.names import Topic
-from ordering.base.packs import decode_pack
-from ordering.base.records import MAX_PAYLOAD_BYTES, MESSAGE, MESSAGES, Headers, Partition
+from ordering.base.packs import decode_pack, unpacked
+from ordering.base.records import MAX_PAYLOAD_BYTES, MESSAGE, MESSAGES, Forward, Headers, Partition, Source
 from ordering.sequencer.sequencer import FORGOTTEN
 from ordering.sequencer.state import SequencerState
 
@@ -101,58 +102,108 @@ def messages_of(letter: StoredLetter, group: str, site: str, who: str) -> tuple[
         (RESENT_HEADER, f"{_place(group, site, letter.offset)} {sender}".encode("ascii")),
         (RESENT_BY_HEADER, who.encode()),
     )
-    own_ids = _ids(letter.sender, letter.headers)
     replaced = (DEPENDS_HEADER, RESENT_HEADER, RESENT_BY_HEADER)
     kept = [header for header in without_nulls(application) if header[0] not in replaced]
     try:
-        checked = check_application_headers((*kept, *ours))
-        count = 1 if own_ids is None else own_ids.messages
-        return (decode_pack(letter.payload, count) if kind == MESSAGES else [letter.payload]), checked
+        return _payloads(letter.payload, letter.headers), check_application_headers((*kept, *ours))
     except (ProtocolViolation, UsageError) as error:
         raise UsageError(f"{cannot} {error}") from error
 
 
-def check_unsent(connection: Connection, group: str, site: str, letter: StoredLetter) -> None:
-    """Check that the order neither has the message of the dead letter, nor can get it from a record in FORWARD.
+def unsent(connection: Connection, group: str, site: str, letter: StoredLetter, payloads: list[bytes]) -> list[bytes]:
+    """Return the payloads of the dead letter that the order neither has, nor can get from a record in FORWARD.
 
-    Reads the site's DATA, then FORWARD, from the time of the dead letter on. Two kinds of records have the message: an
-    earlier resend, and a repeat by its own sender.
+    Reads the site's DATA, then FORWARD, from the time of the dead letter on. Two kinds of records have its messages:
+    earlier resends, also one that was cut off, and repeats by its own sender. A pack's first messages, up to its
+    sender's row, may have been ordered at any time before.
 
-    Raises AbcastError if there is one; UsageError if there may have been one, which nobody can tell any more; else as
-    `DataLog` does.
+    Raises AbcastError if no payload is left; UsageError if the order may have one, which nobody can tell any more; else
+    as `DataLog` does.
     """
     since_ms, own = max(0, letter.at_ms - _CLOCKS_DIFFER_MS), _ids(letter.sender, letter.headers)
     mark = _place(group, site, letter.offset).encode("ascii")
     with DataLog(connection, group, site) as data:
-        start, end = data.offset_since(since_ms), data.end()
-        for _, _, record in data.records(start, end):
-            if _is_resent(record.headers, mark):
-                raise _sent(letter, f"was sent again before, as seqno {record.seqno}")
-            last = record.last_local_seqno
-            if record.kind in MESSAGE_KINDS and _Ids(*record.id, last - record.local_seqno + 1).meet(own):
-                seqno = record.seqno + (max(own.local_seqno, record.local_seqno) if own else 0) - record.local_seqno
-                raise _sent(letter, f"is in the order as seqno {seqno}, since its sender has repeated it")
-        if data.beginning() >= start > 0:
-            raise _unknown(letter, "the DATA records of its time are purged, and a resend may have been among them")
-        state = data.state(end)
+        resent, seqno, ordered, state, is_purged = _in_order(data, since_ms, mark, own)
+    if own is not None and ordered >= own.local_seqno:
+        payloads = payloads[ordered - own.local_seqno + 1 :]
+        own = own._replace(local_seqno=ordered + 1, messages=len(payloads))
+    as_seqno = f" as seqno {seqno}" if seqno else ""
+    if not payloads:
+        raise _sent(letter, f"is in the order{as_seqno}, since its sender has repeated it")
+    if not _without(payloads, resent):
+        raise _sent(letter, f"was sent again before,{as_seqno}")
+    if is_purged:
+        raise _unknown(letter, "the DATA records of its time are purged, and a resend may have been among them")
     floor = state.membership.incarnation_floor
     if letter.reason == FORGOTTEN or (own is not None and own.incarnation <= floor):
         raise _unknown(letter, "the order may have its message, from before its sender was forgotten")
-    for source, ids, headers in _waiting(connection, Topic(group, "forward", site), since_ms, state):
-        is_resent = _is_resent(headers, mark)
-        if (is_resent or (ids is not None and ids.meet(own))) and source not in _refused(connection, group, site):
-            raise _sent(
-                letter,
-                "was sent again before, and waits for a sequencer"
-                if is_resent
-                else "waits for a sequencer, since its sender has repeated it",
-            )
+    for waits in _waiting(connection, Topic(group, "forward", site), since_ms, state):
+        is_resent = _is_resent(waits.headers, mark)
+        is_repeat = _Ids(waits.sender, waits.incarnation, waits.local_seqno, waits.count).meet(own)
+        if not (is_resent or is_repeat) or str(waits.source) in _refused(connection, group, site):
+            continue
+        if not is_resent:
+            raise _sent(letter, "waits for a sequencer, since its sender has repeated it")
+        resent.update(decode_pack(waits.payload, waits.count) if waits.kind == MESSAGES else [waits.payload])
+    if not (left := _without(payloads, resent)):
+        raise _sent(letter, "was sent again before, and waits for a sequencer")
+    return left
 
 
-def _waiting(
-    connection: Connection, topic: Topic, since_ms: int, state: SequencerState
-) -> Iterator[tuple[str, _Ids | None, Headers]]:
-    """Yield place, ids and headers of the FORWARD records that the sequencer of `state` has yet to consider."""
+class _InOrder(NamedTuple):
+    """The findings about a dead letter in DATA.
+
+    `resent`: the payloads of earlier resends. `ordered`: its own last local seqno that the order has, 0 without one.
+    `seqno`: that of the last message of either sort, 0 if it is from before. `state`: the sequencer's at the end.
+    """
+
+    resent: Counter[bytes]
+    seqno: int
+    ordered: int
+    state: SequencerState
+    is_purged: bool
+
+
+def _in_order(data: DataLog, since_ms: int, mark: bytes, own: _Ids | None) -> _InOrder:
+    """Return the findings in DATA from a time on. `own`: the ids of the dead letter."""
+    resent, seqno, ordered = Counter[bytes](), 0, 0
+    start, end = data.offset_since(since_ms), data.end()
+    for _, _, record in data.records(start, end):
+        if record.kind not in MESSAGE_KINDS:
+            continue
+        if _is_resent(record.headers, mark):
+            resent.update(message.payload for message in unpacked(record))
+            seqno = record.seqno + record.count - 1
+        elif own is not None and _Ids(*record.id, record.count).meet(own):
+            ordered = min(own.last, record.last_local_seqno)
+            seqno = record.seqno + ordered - record.local_seqno
+    state, is_purged = data.state(end), data.beginning() >= start > 0
+    if own is not None and own.messages > 1 and not is_purged:
+        ordered = max(ordered, _last_ordered(data, start, state, own))
+    return _InOrder(resent, seqno, ordered, state, is_purged)
+
+
+def _last_ordered(data: DataLog, start: int, state: SequencerState, own: _Ids) -> int:
+    """Return the last local seqno of the incarnation that was ordered; 0 if none was, or only behind `start`."""
+    row = state.received.get(own.sender)
+    if row is not None and row.incarnation > own.incarnation:  # its sender has begun again since
+        row = data.state(start).received.get(own.sender)
+    return row.local_seqno if row is not None and row.incarnation == own.incarnation else 0
+
+
+def _without(payloads: list[bytes], sent: Counter[bytes]) -> list[bytes]:
+    """Return the payloads that were not sent, in order. Equal ones count one by one."""
+    passed = Counter[bytes]()
+    left = []
+    for payload in payloads:
+        passed[payload] += 1
+        if passed[payload] > sent[payload]:
+            left.append(payload)
+    return left
+
+
+def _waiting(connection: Connection, topic: Topic, since_ms: int, state: SequencerState) -> Iterator[Forward]:
+    """Yield the FORWARD records that the sequencer of `state` has yet to consider; none that break a rule."""
     with closing(connection.consumer()) as consumer:
         with connection.reachable("READ", str(topic)):
             places = [TopicPartition(str(topic), number) for number in consumer.partitions_for_topic(str(topic))]
@@ -163,8 +214,10 @@ def _waiting(
             partition = Partition(place.topic, place.partition)
             considered = max(state.positions.get(partition, 0), state.decided.get(partition, 0))
             for record in read_range(connection, consumer, place, max(int(first.offset), considered), int(ends[place])):
-                headers = tuple(record.headers)
-                yield f"{partition}:{record.offset}", _ids(record.key, headers), headers
+                source = Source(*partition, record.offset)
+                waits = decode_forward(source, record.key, record.value, record.headers, record.timestamp)
+                if isinstance(waits, Forward):
+                    yield waits
 
 
 def _refused(connection: Connection, group: str, site: str) -> set[str]:
@@ -184,12 +237,16 @@ class _Ids(NamedTuple):
     local_seqno: int
     messages: int
 
+    @property
+    def last(self) -> int:
+        """The last local seqno."""
+        return self.local_seqno + self.messages - 1
+
     def meet(self, other: _Ids | None) -> bool:
         """Whether a message has one of the other ids, too."""
         if other is None or self[:2] != other[:2]:
             return False
-        ends, other_ends = self.local_seqno + self.messages, other.local_seqno + other.messages
-        return self.local_seqno < other_ends and other.local_seqno < ends
+        return self.local_seqno <= other.last and other.local_seqno <= self.last
 
 
 def _ids(key: bytes | None, headers: Headers) -> _Ids | None:
@@ -199,6 +256,17 @@ def _ids(key: bytes | None, headers: Headers) -> _Ids | None:
     if key is None or incarnation is None or local_seqno is None:
         return None
     return _Ids(key.decode("ascii", "backslashreplace"), incarnation, local_seqno, count)
+
+
+def _payloads(value: bytes, headers: Headers) -> list[bytes]:
+    """Return the payloads of a refused record. Raises ProtocolViolation if it is a pack that can't be read."""
+    _, kind, _, numbers = (*first_fields(headers, 4), b"", b"", b"", b"")[:4]
+    if kind != MESSAGES.encode("ascii"):
+        return [value]
+    local_seqno, count = decode_local_seqnos(kind, numbers)
+    if local_seqno is None:
+        raise ProtocolViolation(f"{WRONG_LOCAL_SEQNOS}.")
+    return decode_pack(value, count)
 
 
 def _sent(letter: StoredLetter, how: str) -> AbcastError:

@@ -99,15 +99,16 @@ def resend(
 
     It has the payload and the headers, and two headers more: `dead-letter`, the letter's place and its sender, and
     `resent-by`, the operator. The dead letter stays. A message can be sent again if it would not be refused for itself:
-    a record without the header `abcast` can, one that is too large, has no payload or is no message can't. A pack is
-    sent again with all of its messages.
+    a record without the header `abcast` can, one that is too large, has no payload or is no message can't. Of a pack
+    the messages are sent that the order lacks.
 
     End its sender first: a member repeats its unordered messages. A second run for the same letter finds the first one
-    in the order, says its seqno, and sends nothing; nor does a run that finds the sender's repeat. Run one at a time.
-    If the sender was forgotten, or DATA of that time is purged, it needs --anyway: the order may have the message.
+    in the order, says its seqno, and sends nothing; nor does a run that finds the sender's repeat. If the first one was
+    cut off in a pack, the second one sends the rest. Run one at a time. If the sender was forgotten, or DATA of that
+    time is purged, it needs --anyway: the order may have the message.
     """
     from connectors import Member
-    from connectors.diagnosis.dead_letters import check_unsent, messages_of
+    from connectors.diagnosis.dead_letters import messages_of, unsent
     from connectors.kafka.log.acts import act_of_this_user, record_act
 
     connection = connection_to(bootstrap_servers, kafka_config, "dead-letters")
@@ -115,14 +116,14 @@ def resend(
     act = act_of_this_user("resend", f"dead letter {offset}", why)
     letter = _letter(connection, group, site, offset)
     payloads, headers = messages_of(letter, group, site, act.who)
-    if not anyway:
-        check_unsent(connection, group, site, letter)
+    left = payloads if anyway else unsent(connection, group, site, letter, payloads)
     with Member(group, str(address), connection=connection) as client:
-        receipt = client.broadcast_many(payloads, headers, timeout)
+        receipt = client.broadcast_many(left, headers, timeout)
         record_act(connection, group, site, act)
         seqno = receipt.result(timeout)
     row = {"group": group, "dead_letter": offset, "seqno": seqno, "sender": str(address), "resent_by": act.who}
-    what = "is" if len(payloads) == 1 else f"has {len(payloads)} messages, the last one is"
+    sent = "" if len(left) == len(payloads) else f", {len(left)} of them sent now"
+    what = "is" if len(payloads) == 1 else f"has {len(payloads)} messages{sent}, the last one is"
     typer.echo(json.dumps(row) if as_json else f"dead letter {offset} {what} seqno {seqno}, from {address}")
 
 

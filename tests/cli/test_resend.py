@@ -11,13 +11,15 @@ import pytest
 from kafka.structs import TopicPartition
 
 from connectors import Member
+from connectors.diagnosis.dead_letters import messages_of, read_dead_letters
 from connectors.diagnosis.status import read_status
-from connectors.kafka.codec.codec import forward_headers
+from connectors.kafka.codec.codec import WRONG_LOCAL_SEQNOS, forward_headers, pack_headers
 from connectors.kafka.codec.dead_letter_codec import dead_letter_headers
 from connectors.kafka.topics.senders import forget_senders, known_senders
 from connectors.kafka.topics.settings import change_settings
 from connectors.testing import MemoryGroup, SequencerThread
 from connectors.testing.memory_kafka import MemoryConnection
+from ordering.base.packs import WRONG_LENGTHS, encode_pack
 from ordering.base.records import MAX_PAYLOAD_BYTES, DeadLetter, Source
 from ordering.membership.membership import NOT_A_MEMBER
 from ordering.sequencer.sequencer import FORGOTTEN
@@ -36,7 +38,10 @@ def group(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryGroup]:
 
 
 def refused(
-    kafka: MemoryConnection, value: bytes | None, headers: Sequence[tuple[str, bytes]] = (), key: bytes = b"local/x"
+    kafka: MemoryConnection,
+    value: bytes | None,
+    headers: Sequence[tuple[str, bytes]] = (),
+    key: bytes | None = b"local/x",
 ) -> int:
     """Write a record that breaks a rule into FORWARD; return the offset of its dead letter."""
     letters = kafka.topics.partitions[DEAD]
@@ -207,3 +212,73 @@ def test_a_record_that_only_claims_to_be_a_resend(group: MemoryGroup, tmp_path: 
         group.member("reader").broadcast(b"later").result(WAIT)
         seqno = 2
     assert resend(tmp_path, offset).stdout == f"dead letter {offset} is seqno {seqno}, from local/resender\n"
+
+
+def pack_refused(kafka: MemoryConnection, incarnation: int, first: int, payloads: list[bytes]) -> int:
+    return refused(kafka, encode_pack(payloads), pack_headers(incarnation, first, len(payloads)))
+
+
+@pytest.mark.parametrize("begins_again", [False, True])
+@pytest.mark.parametrize("earlier_by_ms", [0, 3_600_000])
+def test_a_pack_whose_first_messages_are_ordered(
+    group: MemoryGroup, tmp_path: Path, earlier_by_ms: int, begins_again: bool
+) -> None:
+    """Long before its refusal, too, and also if its sender has begun a new incarnation since."""
+    kafka = group.connection
+    for n in (1, 2):
+        kafka.topics.append(FORWARD, b"local/x", b"%d" % n, list(forward_headers(5, n)))
+    reader = group.member("reader")
+    reader.broadcast(b"between").result(WAIT)
+    log = kafka.topics.partitions[DATA]
+    log[:] = [record._replace(timestamp=record.timestamp - earlier_by_ms) for record in log]
+    offset = pack_refused(kafka, 5, 1, [b"1", b"2", b"3", b"4"])
+    if begins_again:
+        kafka.topics.append(FORWARD, b"local/x", b"new", list(forward_headers(6, 1)))
+        reader.broadcast(b"between").result(WAIT)
+    done = resend(tmp_path, offset)
+    assert f"dead letter {offset} has 4 messages, 2 of them sent now, the last one is seqno" in done.stdout, done.stderr
+    payloads = [each.payload for each in reader.deliveries(1, timeout=0)]
+    assert [each for each in payloads if each.isdigit()] == [b"1", b"2", b"3", b"4"]
+    again = resend(tmp_path, offset)
+    assert (again.returncode, "was sent again before, as seqno" in again.stderr) == (1, True)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_resend_of_a_pack_that_was_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: bool) -> None:
+    """Below format 3 it sends message by message. The second run sends the rest. Equal ones count one by one."""
+    payloads = [b"a", b"b", b"a", b"a", b"c"]
+    with MemoryGroup("g") as group:
+        kafka = group.connection
+        offset = pack_refused(kafka, 5, 1, payloads)
+        [letter] = read_dead_letters(kafka, "g", "local")
+        _, headers = messages_of(letter, "g", "local", "operator")
+        begun = [(b"local/resender", each, list(forward_headers(5, n, headers))) for n, each in enumerate(payloads, 1)]
+        for record in [] if waits else begun[:3]:
+            kafka.topics.append(FORWARD, *record)
+        group.member("reader").broadcast(b"later").result(WAIT)
+    for record in begun[:3] if waits else []:
+        kafka.topics.append(FORWARD, *record)
+    monkeypatch.setattr("jobs.inspection.dead_letters.connection_to", lambda *_: kafka)
+    assert "not ordered within" in resend(tmp_path, offset, "--timeout", "0.1").stderr
+    with SequencerThread(kafka, "g", "local"), Member("g", "local/reader", connection=kafka) as reader:
+        reader.broadcast(b"later").result(WAIT)
+        found = [each.payload for each in reader.deliveries(1, timeout=0) if each.sender == "local/resender"]
+        assert found == payloads
+        again = resend(tmp_path, offset)
+        assert (again.returncode, "was sent again before, as seqno" in again.stderr) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("header", "key", "said"),
+    [
+        (b"2 messages 5 01-2", b"local/x", WRONG_LOCAL_SEQNOS),
+        (b"2 messages 5 1-3", b"local/x", WRONG_LENGTHS),
+        (b"2 messages 05 1-2", b"local/x", ""),
+        (b"2 messages 5 1-2", None, ""),
+    ],
+)
+def test_a_pack_of_wrong_form(group: MemoryGroup, tmp_path: Path, header: bytes, key: bytes | None, said: str) -> None:
+    """A pack is sent again whose sender or incarnation is wrong, but not one that can't be read."""
+    offset = refused(group.connection, encode_pack([b"1", b"2"]), [("abcast", header)], key)
+    done = resend(tmp_path, offset)
+    assert (said in done.stderr, "has 2 messages, the last one is seqno 2" in done.stdout) == (True, not said)
