@@ -108,8 +108,12 @@ class Monitor:
         for job in jobs:
             if not job.ready.is_set() and not job.done.is_set():
                 yield f"{job.name} is starting"
-        for name, why in self._troubles.ended().items():
+        ended = self._troubles.ended()
+        for name, why in ended.items():
             yield f"{name} has ended: {why}"
+        for job in jobs:
+            if job.done.is_set() and job.name not in ended:
+                yield f"{job.name} has ended"
         for group, age_s in self._troubles.unsigned_s().items():
             if age_s > SILENT_AFTER_S:
                 yield f"{group}: its sequencer has been silent for {age_s:,.0f} s"

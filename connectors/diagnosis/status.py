@@ -19,7 +19,7 @@ from connectors.kafka.connection.connection import Connection
 from connectors.kafka.connection.metadata_client import MetadataClient
 from connectors.kafka.connection.ranges import a_few_records, read_range, windows_back
 from connectors.kafka.log.acts import KEPT, Act
-from connectors.kafka.log.data_log import DataLog, topic_missing
+from connectors.kafka.log.data_log import DataLog, consumer_of_logs, topic_missing
 from connectors.kafka.log.entries import last_state
 from connectors.kafka.log.liveness import ELSEWHERE, RESTORED, Liveness, SecondLook, judge
 from connectors.kafka.log.open_transactions import READ_COMMITTED, OpenTransaction, open_transactions
@@ -29,7 +29,7 @@ from connectors.kafka.topics.topics import find_topics, wrong_in_logs
 from connectors.kafka.transport.seam import Consumer
 from ordering.agreement.state import Drop
 from ordering.agreement.suspicion import suspects
-from ordering.base.errors import KafkaRefused
+from ordering.base.errors import EnvironmentProblem, KafkaRefused, StoreUnreachable
 from ordering.base.formats import FIRST
 from ordering.base.names import BY_RELAYS, Address, Topic, is_relay, is_tick
 from ordering.base.records import Forward, Malformed, Partition, Source
@@ -46,11 +46,12 @@ _SHORT = 500
 """Records behind a snapshot that DATA tells as cheaply as memory does."""
 _NEWEST_DATA = 20
 _MAX_LOOK_BACK = 1000
+_MAX_LOOKED_AT = 5000
 _MAX_LOOK_BACK_BYTES = 4_000_000
 _FIRST_RECORDS = 10
 _FIRST_LOOK_BACK = 100
-"""Records of the first window of a search for gaps. In each partition it ends at its share of _MAX_LOOK_BACK, or at
-_MAX_LOOK_BACK_BYTES, roughly.
+"""Records of the first window of a search for gaps. In each partition it ends at _MAX_LOOK_BACK, at its share of
+_MAX_LOOKED_AT, or at _MAX_LOOK_BACK_BYTES, roughly.
 """
 
 Decided = Callable[[str], SequencerState | None]
@@ -127,11 +128,11 @@ class GroupStatus(NamedTuple):
     no DATA, back to the newest snapshot. `ledger_lag`: seqnos that the ledger lacks; None without a ledger, or with
     `other_history`. `gaps`: open gaps of senders. `agreement`: None if no sites agree. `wrong_settings`: of DATA and
     EPOCH, and how to mend them. `format`: see `ordering.base.formats`. `other_history`: what to do if the ledger has
-    another group's history under this name. `trouble`: what the serving job reports that it can't do for the group;
-    with `is_left_out`, it does not order it. `acts`: the last acts of operators. `open_transactions`: transactions on
-    FORWARD that hold up the records behind them. `under_replicated`: partitions with replicas that are not in sync.
-    `takeovers`: the last ones, the newest last; `handovers`: the number of planned ones, ever. `standby`: a process
-    that waits to take over, if there is one. `deleted`: by maintenance.
+    another group's history under this name, or is damaged. `trouble`: what the serving job reports that it can't do for
+    the group; with `is_left_out`, it does not order it. `acts`: the last acts of operators. `open_transactions`:
+    transactions on FORWARD that hold up the records behind them. `under_replicated`: partitions with replicas that are
+    not in sync. `takeovers`: the last ones, the newest last; `handovers`: the number of planned ones, ever. `standby`:
+    a process that waits to take over, if there is one. `deleted`: by maintenance.
     """
 
     group: str
@@ -220,17 +221,18 @@ def read_status(
     """
     look = second_look or SecondLook(connection, [group], site)
     topics = [topic for topic in find_topics(connection) if (topic.group, topic.site) == (group, site)]
-    with closing(a_few_records(connection)) as consumer:
+    with closing(a_few_records(connection)) as consumer, closing(consumer_of_logs(connection)) as of_logs:
         forward = _partitions(consumer, [topic for topic in topics if topic.role in READ_COMMITTED])
         with closing(connection.metadata_client()) as metadata:
             signs = read_signs(connection, [group], site, forward, metadata)
             waiting = _standby(metadata, group, site)
-        with DataLog(connection, group, site) as data:
+        with DataLog(connection, group, site, of_logs) as data:
             # A copy's sequencer is elsewhere: the offsets that it has considered are not visible here.
             is_copy = data.is_copy()
             sign = signs.of_groups.get(group)
             sequencer = judge(data, sign, partial(look.gives_another, group))
-            if not forward and sequencer.state not in (ELSEWHERE, RESTORED):
+            has_forward = any(each.topic == str(Topic(group, "forward", site)) for each in forward)
+            if not has_forward and sequencer.state not in (ELSEWHERE, RESTORED):
                 _check_forward(connection, group, site)
             wrong = "" if is_copy else wrong_in_logs(connection, [group], site).get(group, "")
             before = data.strays
@@ -257,7 +259,7 @@ def read_status(
             relayed = _partitions(consumer, [topic for topic in topics if topic.role in BY_RELAYS])
             spans = _spans(consumer, forward)
             reached = _reached(spans, state, signs.considered)
-            lag = 0 if is_copy else _waiting(connection, consumer, state, spans, reached)
+            lag = 0 if is_copy else _waiting(connection, of_logs, state, spans, reached)
             gaps, heard_ms = _newest_forward(connection, consumer, state, spans, reached)
             now_ms = time.time() * 1000
             return GroupStatus(
@@ -341,9 +343,14 @@ def _standby(metadata: MetadataClient, group: str, site: str) -> StandbySign | N
 def _other_history(data: DataLog, ledger: LedgerEnd | None, known: tuple[int, SequencerState]) -> str:
     if ledger is None:
         return ""
-    from connectors.ledger.last_row import other_history  # imported late: it needs Delta, as the ledger does
+    from connectors.ledger.delta_files import LedgerUnreadable  # imported late: they need Delta, as the ledger does
+    from connectors.ledger.last_row import other_history
+    from connectors.ledger.table_state import LedgerDamaged
 
-    return other_history(data, ledger, known)
+    try:
+        return other_history(data, ledger, known)
+    except (LedgerDamaged, LedgerUnreadable, EnvironmentProblem, StoreUnreachable) as error:
+        return str(error)
 
 
 def is_left_out(sign: Sign | None) -> bool:
@@ -432,7 +439,7 @@ def _newest_forward(
     """
     dropped: Counter[tuple[str, int, int]] = Counter()
     heard_ms: dict[str, int] = {}
-    most = max(_FIRST_LOOK_BACK, _MAX_LOOK_BACK // max(1, len(spans)))
+    most = max(_FIRST_LOOK_BACK, min(_MAX_LOOK_BACK, _MAX_LOOKED_AT // max(1, len(spans))))
     for partition, (beginning, end) in sorted(spans.items()):
         size = 0
         for start, below in windows_back(max(beginning, end - most), end, _FIRST_LOOK_BACK):

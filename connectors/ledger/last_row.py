@@ -15,7 +15,7 @@ from connectors.kafka.log.same_log import Fit, LedgerRow, fit
 from connectors.kafka.transport import Consumer
 from connectors.ledger.delta_files import LedgerOutdated, dataset_of
 from connectors.ledger.row import GROUP
-from connectors.ledger.table_state import open_table, read_table_state
+from connectors.ledger.table_state import open_table, read_rows, read_table_state
 from connectors.storage.location import Location
 from ordering.base.errors import AbcastError, HistoryChanged, HistoryUnavailable
 from ordering.sequencer.state import SequencerState
@@ -64,16 +64,16 @@ class LedgerEnd:
                 if table is None:
                     return None
                 self._rows = dataset_of(table, self.path)
-        return _read(self._rows, group, seqno)
+        return _read(self._rows, self.path, group, seqno)
 
 
-def _read(rows: Dataset, group: str, seqno: int) -> LedgerRow | None:
+def _read(rows: Dataset, path: Location, group: str, seqno: int) -> LedgerRow | None:
     from pyarrow import dataset as ds
 
     number = ds.field("seqno")
     wanted = (ds.field(GROUP) == group) & (number <= seqno) & (number > seqno - _LOOKED_AT)
     columns = [name for name in _COLUMNS if name in rows.schema.names]
-    found = rows.to_table(columns=columns, filter=wanted).to_pylist()
+    found = read_rows(rows, path, columns, wanted).to_pylist()
     found.sort(key=lambda row: (bool(row["sender"]), row["seqno"]))
     return _row(found[-1]) if found else None
 

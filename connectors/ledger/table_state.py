@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 import pyarrow as pa
 from deltalake import DeltaTable
@@ -21,8 +21,11 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from connectors.ledger.answer import CASTS
 from connectors.ledger.delta_files import dataset_of, open_delta
 from connectors.ledger.row import GROUP
-from connectors.storage.location import Location, files_below
-from ordering.base.errors import AbcastError
+from connectors.storage.location import Location, RemotePath, explain, files_below, in_a_line
+from ordering.base.errors import AbcastError, EnvironmentProblem
+
+if TYPE_CHECKING:
+    from pyarrow.dataset import Dataset, Expression
 
 TRANSACTION = "abcast-ledger"
 
@@ -162,8 +165,23 @@ def read_views_state(path: Location) -> TableState:
     table = open_table(path)
     if table is None:
         return TableState()
-    rows = dataset_of(table, path).to_table([GROUP, "seqno"]).group_by(GROUP).aggregate([("seqno", "max")])
+    rows = read_rows(dataset_of(table, path), path, [GROUP, "seqno"]).group_by(GROUP).aggregate([("seqno", "max")])
     return _state(table, path, {row[GROUP]: row["seqno_max"] for row in rows.to_pylist()})
+
+
+def read_rows(rows: Dataset, path: Location, columns: list[str], wanted: Expression | None = None) -> pa.Table:
+    """Return columns of the wanted rows of the table at `path`. Raises LedgerDamaged, EnvironmentProblem, and what
+    `explain` returns.
+    """
+    try:
+        return rows.to_table(columns=columns, filter=wanted)
+    except (pa.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
+            if isinstance(path, RemotePath):
+                raise explain(path, str(error)) from error
+            if isinstance(error, PermissionError):
+                raise EnvironmentProblem(f"the Delta table {path} can't be read: {in_a_line(str(error))}.") from error
+        raise damaged(path, str(error)) from error
 
 
 def _state(table: DeltaTable, path: Location, last: Mapping[str, int]) -> TableState:

@@ -36,10 +36,11 @@ def check_writable(top: Path, name: str = "--data") -> None:
                 f"{name} {top} can't be written: {error.strerror or error} ({error.filename or directory}). "
                 "Name a directory that this user may write."
             ) from error
-    for table in (top / each for each in TABLES):
-        if table.exists() and not table.is_dir():
+    for table in (top / each for each in TABLES if name == "--data"):
+        if not table.is_dir() and (table.exists() or table.is_symlink()):
+            what = "a file" if table.exists() else "a link to nothing"
             raise UsageError(
-                f"{table} is the place of a Delta table, and a file: move it away, or name another --data."
+                f"{table} is the place of a Delta table, and {what}: move it away, or name another --data."
             )
 
 

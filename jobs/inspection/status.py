@@ -245,6 +245,9 @@ def _in_ledger(data: Location, say: Callable[[str], object]) -> Mapping[str, int
     except AbcastError as error:  # the status from Kafka is useful without it
         say(str(error))
         return None
+    except OSError as error:
+        say(f"the ledger {table} can't be read: {error.strerror or error}.")
+        return None
     except ModuleNotFoundError as error:
         if missing_extra(error) is None:
             raise

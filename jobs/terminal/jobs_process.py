@@ -35,8 +35,6 @@ MakeJobs = Callable[[Troubles], "Sequence[SparkJob]"]
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
 """The waits before a child is started again grow."""
-PROVEN_S = 10.0
-"""The work of a child after which an earlier one's end is over: one that fails again and again shows as ended."""
 _STOP_S = 60.0
 _logger = logging.getLogger(__name__)
 
@@ -109,7 +107,7 @@ class JobsProcess:
         wait_s, throttle = FIRST_WAIT_S, LogThrottle()
         while not self._stop.is_set():
             began = time.monotonic()
-            why = self._run_child() or "its process has ended."
+            why = self._run_child()
             wait_s = FIRST_WAIT_S if time.monotonic() - began >= HEALTHY_S else min(2 * wait_s, LONGEST_WAIT_S)
             if not self._stop.is_set():
                 self._troubles.end(self.name, why)
@@ -119,8 +117,8 @@ class JobsProcess:
                     _logger.error(text, self.name, why)
                 self._stop.wait(wait_s)
 
-    def _run_child(self) -> str | None:
-        """Run a child to its end; return the sentence of the error that ended its jobs, if one did."""
+    def _run_child(self) -> str:
+        """Run a child to its end; return the sentence of the error that ended its jobs, or of how it ended."""
         spawning = multiprocessing.get_context("spawn")
         ours, theirs = spawning.Pipe()
         child = spawning.Process(target=serve, args=(self._site, self._make, theirs), name=f"abcast-{self.name}")
@@ -141,10 +139,10 @@ class JobsProcess:
                 if time.monotonic() - asked_at > _STOP_S:
                     child.kill()
                 ended_with = self._take_in(ours) or ended_with
-                if time.monotonic() - self._works_at > PROVEN_S:
+                if time.monotonic() - self._works_at > HEALTHY_S:  # so one that fails again and again shows as ended
                     self._troubles.begin(self.name)
             child.join()
-            return self._take_in(ours) or ended_with
+            return self._take_in(ours) or ended_with or _how_it_ended(child.exitcode or 0)
 
     def _take_in(self, pipe: Pipe) -> str | None:
         """Take in the child's reports; return the sentence of the error that ended it."""
@@ -161,6 +159,10 @@ class JobsProcess:
         except (EOFError, OSError):
             time.sleep(LOOK_S)  # the child is about to end
         return None
+
+
+def _how_it_ended(code: int) -> str:
+    return f"its process was ended by signal {-code}." if code < 0 else f"its process has ended with exit code {code}."
 
 
 _READY, _ENDED = "(ready)", "(ended)"

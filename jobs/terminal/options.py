@@ -173,6 +173,8 @@ def use_context(context: typer.Context, name: str | None) -> None:
     from connectors.kafka.login.security import SECRETS  # imported late: it needs pydantic
 
     file = ConfigurationFile()
+    if os.environ.get("ABCAST_KAFKA_CONFIG") and "kafka" in file.contexts.get(file.context, {}):
+        typer.echo(f"abcast: ABCAST_KAFKA_CONFIG goes before [kafka] of the context {file.context}", err=True)
     for key, value in file.contexts.get(file.context, {}).items():
         is_login = key in OF_ALL and isinstance(value, dict)
         for name in [f"{key}.{below}" for below in value] if is_login else [key]:

@@ -109,6 +109,13 @@ def test_so_is_one_that_goes_before_its_login(here: Path) -> None:
     assert done.stderr == "abcast: ABCAST_KAFKA_PROTOCOL goes before kafka.protocol of the context prod\n"
 
 
+def test_so_is_a_file_of_a_login(here: Path) -> None:
+    (here / "client.properties").write_text("security.protocol=PLAINTEXT\n")
+    variables = {"ABCAST_KAFKA_CONFIG": "client.properties"}
+    done = abcast_here("config", "show", "--context", "prod", cwd=here, variables=variables)
+    assert done.stderr == "abcast: ABCAST_KAFKA_CONFIG goes before [kafka] of the context prod\n"
+
+
 @pytest.mark.parametrize(("key", "variable"), [("password", "PASSWORD_FILE"), ("key_password_file", "KEY_PASSWORD")])
 def test_so_is_the_other_form_of_a_secret(tmp_path: Path, key: str, variable: str) -> None:
     """A password and its file exclude each other, so either hides both of the context's."""

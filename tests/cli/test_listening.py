@@ -127,7 +127,7 @@ def test_a_ledger_that_fails_again_and_again(broker: EmbeddedBroker, tmp_path: P
         assert sent.returncode == 0, sent.stderr
         assert "ledger has ended" in abcast_here("status", cwd=tmp_path, variables=variables).stdout
         lock.rmdir()
-        eventually(lambda: get(run, "/readyz") == (200, "ready\n"), 120, "the ledger works")
+        eventually(lambda: get(run, "/readyz") == (200, "ready\n"), 180, "the ledger works")
         assert scraped(run)["abcast_job_ready", "ledger"] == 1
         assert run.terminate() == 0
 

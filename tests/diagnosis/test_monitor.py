@@ -129,6 +129,7 @@ def test_a_sequencer_at_work(served: Served, monkeypatch: pytest.MonkeyPatch) ->
     status, text = served.ask("/readyz")
     assert (status, re.sub(r"\d+", "…", text)) == (503, "g: its sequencer has been silent for … s\n")
     served.thread.done.set()
+    assert served.ask("/readyz")[1].splitlines()[:2] == ["starting, or stopping: no job runs", "sequence has ended"]
     assert served.ask("/healthz")[0] == 503
     assert served.figures()["abcast_job_ready", "sequence"] == 0
 

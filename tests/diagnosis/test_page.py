@@ -171,7 +171,7 @@ def test_in_a_browser(address: str, tmp_path: Path) -> None:
         "epoch 3, 2025-11-24 16:00:00 UTC, process, pid 7 on vm",
         "nyc/bob  not heard lately\nnyc/alice  heard 2 s ago",
         "sfo → nyc  4 s ago",
-        "5,000 records of FORWARD deleted\n70 records of DATA deleted, the last 2025-11-24 16:00:00 UTC",
+        "5,000 records of FORWARD\n70 records of DATA, last purged 2025-11-24 16:00:00 UTC",
         f"2025-11-24 16:00:00 UTC  forget by bob@ops: {HOSTILE} (left)",
     ):
         assert fact in facts

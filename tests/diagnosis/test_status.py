@@ -27,17 +27,19 @@ from connectors.kafka.log.acts import Act, record_act
 from connectors.kafka.log.liveness import SecondLook, say_why
 from connectors.kafka.log.sign_of_life import Sign, SignsOfLife, read_signs
 from connectors.kafka.log.standby_sign import sign_as_standby
+from connectors.ledger.last_row import LedgerEnd
 from connectors.takeover.ticks import tick
 from connectors.testing.memory_kafka import MemoryConnection, MemoryMetadataClient
 from jobs.inspection.status import status as status_command
 from ordering.base.errors import KafkaRefused, TopicMissing
 from ordering.base.names import Role, Topic, relay_of
 from ordering.base.reader import Seal
-from ordering.base.records import HEARTBEAT, Forward, Source
+from ordering.base.records import HEARTBEAT, MESSAGE, Data, Forward, Source
 from ordering.membership.membership import MemberIncarnation, Membership, ReceivedRow
 from ordering.membership.settings import Settings
 from ordering.sequencer.sequencer import missing_before, seal, snapshot
 from ordering.sequencer.state import SequencerState
+from tests.ledger.ledger_of import write_ledger
 
 FORWARD = TopicPartition("abcast.g.forward.nyc", 0)
 EPOCH = TopicPartition("abcast.g.epoch.nyc", 0)
@@ -320,11 +322,17 @@ def test_signs_of_groups_beside_one_that_is_hidden(
         read_signs(connection, ["hidden"], "nyc")
 
 
-def test_a_group_without_forward(connection: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_in_a_mesh", [False, True])
+def test_a_group_without_forward(
+    connection: MemoryConnection, monkeypatch: pytest.MonkeyPatch, *, is_in_a_mesh: bool
+) -> None:
     """Its sequencer is silent, and the reason is another one than a missing job. A hidden topic may be there."""
     monkeypatch.setattr(status, "find_topics", lambda _: [Topic("g", "data", "nyc")])
     assert read_status(connection, "g", "nyc").lag == 0, "hidden"
     del connection.topics.partitions[FORWARD]
+    if is_in_a_mesh:
+        monkeypatch.setattr(status, "find_topics", lambda _: [Topic("g", "data", "nyc"), RELAYED])
+        connection.topics.partitions[TopicPartition(str(RELAYED), 0)] = []
     with pytest.raises(TopicMissing, match=r"topic abcast\.g\.forward\.nyc does not exist: .*`abcast topics create"):
         read_status(connection, "g", "nyc")
 
@@ -539,3 +547,27 @@ def test_a_standby_is_shown_while_it_signs(connection: MemoryConnection, monkeyp
     assert not found.standby.is_beside(this_host(), 77)
     monkeypatch.setattr("time.time_ns", lambda: (found.standby.signed_ms + 11_000) * 1_000_000)
     assert read_status(connection, "g", "nyc").standby is None
+
+
+def test_a_damaged_ledger_is_told_beside_the_rest(connection: MemoryConnection, tmp_path: Path) -> None:
+    """Its files of rows are cut, or gone; its log, which tells the last seqno, is whole."""
+    rows = [Data(MESSAGE, 1, seqno, 1, "nyc/alice", 1, seqno) for seqno in (1, 2)]
+    path = write_ledger(tmp_path / "ledger", rows)
+    [file] = path.rglob("*.parquet")
+    for damage in (lambda: file.write_bytes(b"PAR1"), file.unlink):
+        damage()
+        found = read_status(connection, "g", "nyc", {"g": 2}, LedgerEnd(path))
+        assert "is damaged" in found.other_history
+        assert found.last_seqno == 7
+
+
+def test_a_member_is_heard_in_many_partitions(connection: MemoryConnection) -> None:
+    """With 20 partitions, 150 records back is not long ago."""
+    forward(connection, "alice", 3)
+    for seqno in range(3, 153):
+        forward(connection, "bob", seqno)
+    for number in range(1, 20):
+        connection.topics.partitions[TopicPartition(FORWARD.topic, number)] = []
+    silence = read_status(connection, "g", "nyc").silences["nyc/alice"]
+    assert silence is not None
+    assert silence < 60

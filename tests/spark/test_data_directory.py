@@ -35,6 +35,11 @@ def test_a_file_in_the_place_of_a_table_is_said(tmp_path: Path) -> None:
     (tmp_path / "ledger").write_text("")
     with pytest.raises(UsageError, match=f"{tmp_path}/ledger is the place of a Delta table, and a file"):
         check_writable(tmp_path)
+    check_writable(tmp_path, "--work-dir")  # it has no tables
+    (tmp_path / "ledger").unlink()
+    (tmp_path / "ledger").symlink_to("nowhere")
+    with pytest.raises(UsageError, match="a link to nothing"):
+        check_writable(tmp_path)
 
 
 def test_a_directory_made_anew_is_another(tmp_path: Path) -> None:
