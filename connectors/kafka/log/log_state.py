@@ -14,11 +14,12 @@ the base does not count any more, and an earlier one does.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from connectors.kafka.connection.ranges import windows_back
+from connectors.kafka.log.entry_marks import SeqnoAtOffset, first_told
 from connectors.kafka.log.epoch_log import Epochs
 from connectors.kafka.log.seqno_search import where
 from connectors.kafka.log.stored_record import StoredRecord, StoredRecords
@@ -52,12 +53,16 @@ def state_at(log: StoredRecords, end: int) -> SequencerState:
     beginning = log.beginning()
     epochs = log.epochs.read()  # after both: no seal below `end` lacks its claim, no purge up to `beginning` its note
     tail: list[StoredRecord] = []
+    undecided: list[StoredRecord] = []
     for start, below in windows_back(beginning, end, _FIRST_WINDOW):
-        before = [_without_payload(stored) for stored in log.records(start, below)]
+        before, told = _window(log, start, below)
         tail = [*before, *tail]
-        for index in _places(len(tail), len(before), is_first=start == beginning):
-            if _is_snapshot_in_force(tail, index, epochs):
-                return absorb(SequencerState(log.topic.group), (stored.data for stored in tail[index:]))
+        records, undecided = [*before, *undecided], []
+        for snapshot, is_certain in _in_force(records, epochs, told, is_first=start == beginning):
+            if is_certain:
+                since = (stored.data for stored in tail if stored.offset >= snapshot.offset)
+                return absorb(SequencerState(log.topic.group), since)
+            undecided.insert(0, snapshot)
     if beginning > 0:
         if (known := _from_base(log, end)) is not None:  # from the time when the log was a copy
             return known
@@ -78,24 +83,52 @@ def state_at(log: StoredRecords, end: int) -> SequencerState:
 def snapshot_below(log: StoredRecords, end: int, seqno: int) -> Snapshot | None:
     """Return the last snapshot in force below offset `end` that counts no seqno above `seqno`; None without one."""
     epochs, beginning = log.epochs.read(), log.beginning()
-    stored: list[StoredRecord] = []
+    undecided: list[StoredRecord] = []
     for start, below in windows_back(beginning, end, _FIRST_WINDOW):
-        before = [_without_payload(each) for each in log.records(start, below)]
-        stored = [*before, *stored[:1]]
-        for index in _places(len(stored), len(before), is_first=start == beginning):
-            if _is_snapshot_in_force(stored, index, epochs):
-                state = SequencerState.from_bytes(stored[index].data.payload)
-                if state.seqno <= seqno:
-                    return Snapshot(stored[index].offset, state)
+        before, told = _window(log, start, below)
+        records, undecided = [*before, *undecided], []
+        for stored, is_certain in _in_force(records, epochs, told, is_first=start == beginning):
+            if not is_certain:
+                undecided.insert(0, stored)
+            elif (state := SequencerState.from_bytes(stored.data.payload)).seqno <= seqno:
+                return Snapshot(stored.offset, state)
     return None
 
 
-def _places(records: int, new: int, *, is_first: bool) -> range:
-    """Return the places to look at, the last one first, in a window of `new` records with later ones behind them.
+def _window(log: StoredRecords, start: int, below: int) -> tuple[list[StoredRecord], SeqnoAtOffset | None]:
+    """Return the records from `start` to `below`, and the first mark among them."""
+    told, records = None, list[StoredRecord]()
+    for stored in log.records(start, below):
+        told = told or first_told([(stored.offset, stored.data)])
+        records.append(_without_payload(stored))
+    return records, told
 
-    What lies before the first record of a window may contradict it. So that is judged with the window before.
+
+def _in_force(
+    records: Sequence[StoredRecord], epochs: Epochs, told: SeqnoAtOffset | None, *, is_first: bool
+) -> Iterator[tuple[StoredRecord, bool]]:
+    """Yield the snapshots that no record contradicts, the last one first, and whether each is certainly in force.
+
+    `records`: a window, with the uncertain snapshots of later windows behind it. `told`: the window's first mark.
+    `is_first`: no record lies before it. An uncertain snapshot is judged again with the window before. Of what lies
+    between, nothing can contradict it.
     """
-    return range(min(new, records - 1), -1 if is_first else 0, -1)
+    for index in reversed(range(len(records))):
+        if _is_snapshot_in_force(records, index, epochs):
+            yield records[index], is_first or _has_own_before(records, index) or _is_told(records[index], told)
+
+
+def _has_own_before(records: Sequence[StoredRecord], index: int) -> bool:
+    """Whether a record of its own epoch lies before a snapshot, so that a late repetition would be contradicted."""
+    own = (each.data for each in records[:index] if each.data.epoch == records[index].data.epoch)
+    return any(data.seqno or data.kind == EPOCH for data in own)
+
+
+def _is_told(snapshot: StoredRecord, told: SeqnoAtOffset | None) -> bool:
+    """Whether a mark before a snapshot has its epoch and seqno. Between messages, many entries may lie."""
+    if told is None or told.offset >= snapshot.offset or told.epoch != snapshot.data.epoch:
+        return False
+    return told.seqno == SequencerState.from_bytes(snapshot.data.payload).seqno
 
 
 def _is_snapshot_in_force(records: Sequence[StoredRecord], index: int, epochs: Epochs) -> bool:

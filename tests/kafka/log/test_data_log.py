@@ -29,7 +29,7 @@ from ordering.base.errors import HistoryUnavailable, KafkaRefused, OvertakenByRe
 from ordering.base.formats import PACKS
 from ordering.base.names import Role, Topic
 from ordering.base.reader import Reader, Seal
-from ordering.base.records import Data, Source
+from ordering.base.records import STRAY_EPOCH, Data, Source
 from ordering.membership.membership import ReceivedRow
 from ordering.sequencer.sequencer import absorb, seal, snapshot
 from ordering.sequencer.state import SequencerState
@@ -125,6 +125,19 @@ def test_a_snapshot_behind_records_that_were_written_twice() -> None:
     found = snapshot_below(log := log_of(*FIRST, twice, snapshot(state(1, 2, Seal(1, 1))), floors=(0,)), 6, 2)
     assert found is not None
     assert (found.offset, log.state().seqno) == (5, 2)
+
+
+@pytest.mark.parametrize("first", [Data("stray", STRAY_EPOCH), data(1, 7), Data("entry", 2, local_seqno=3)])
+def test_a_snapshot_that_kafka_repeats_late_is_no_base(first: Data, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first record of a window may say nothing about its epoch."""
+    ordered = *FIRST, *SECOND, SECOND[1], *(data(2, seqno) for seqno in range(3, 9))
+    log = log_of(*ordered, first, SECOND[1], data(2, 9), floors=(0, 4), notes=(Note(1, 1, 0), Note(5, 2, 2)))
+    for window in range(1, log.end() + 1):
+        monkeypatch.setattr(log_state, "_FIRST_WINDOW", window)
+        assert log.state().seqno == 9
+        found = snapshot_below(log, log.end(), 9)
+        assert found is not None
+        assert found.offset == 6
 
 
 def test_an_idle_log_has_its_state_without_decoding_each_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
