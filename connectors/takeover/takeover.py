@@ -294,10 +294,17 @@ class Takeover:
         found.data.read_with(consumer)
         if self._is_closed.is_set():
             raise BrokerUnreachable(f"group {group}: the takeover was stopped.")
+        newest = found
+
+        def survey_again() -> Survey:
+            nonlocal newest
+            newest = self._survey_again(found, consumer)
+            return newest
+
         try:
-            return _claim(found, self._producer, self._by, lambda: self._survey_again(found, consumer))
+            return _claim(found, self._producer, self._by, survey_again)
         except HistoryChanged:
-            self._note(found)
+            self._note(newest)
             raise
 
     def _note(self, found: Survey) -> None:

@@ -26,6 +26,7 @@ from connectors.engine.loop import Loop
 from connectors.engine.sequencing import Sequencing
 from connectors.engine.writing import WriteFailed
 from connectors.kafka.codec.codec import encode_data, forward_headers
+from connectors.kafka.codec.epochs import encode_claim
 from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.log.same_log import Fit, LedgerRow, fit
 from connectors.ledger.last_row import LedgerEnd, other_history, start_after
@@ -50,7 +51,7 @@ from ordering.base.names import ROLES, Topic
 from ordering.base.reader import Reader, Verdict
 from ordering.base.records import Data, Partition
 from ordering.checker.anomalies import DIVERGENT
-from ordering.sequencer.sequencer import snapshot
+from ordering.sequencer.sequencer import seal, snapshot
 from ordering.sequencer.state import SequencerState
 from tests.changed_logs import CHANGES, Change, change
 from tests.ledger.test_ledger_reading import SCHEMA, ledger_rows
@@ -201,6 +202,28 @@ def test_a_cut_between_two_steps_of_a_takeover_ends_it(
         assert log.state().seqno < 3, "an opening snapshot counts what DATA has lost"
     with pytest.raises(HistoryChanged, match="lost its end"):  # and so does each later start
         take_over(kafka, "g", SITE)
+
+
+def test_a_cut_behind_the_second_survey_is_noted(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another takeover orders before the claim. DATA loses that, once it was surveyed, before the seal."""
+    order(kafka, 3)
+    others, cuts = iter([2]), iter([-2])
+
+    def claim_later(*given: Any) -> Any:
+        for messages in others:
+            order(kafka, messages)
+            monkeypatch.setattr(takeover, "seal", cut_before)
+        return encode_claim(*given)
+
+    def cut_before(*given: Any) -> Any:
+        for records in cuts:
+            kafka.topics.truncate(DATA, length(kafka) + records)
+        return seal(*given)
+
+    monkeypatch.setattr(takeover, "encode_claim", claim_later)
+    for _ in range(2):
+        with pytest.raises(HistoryChanged, match="lost its end"):
+            take_over(kafka, "g", SITE)
 
 
 def test_a_sequencer_that_runs_finds_out(kafka: MemoryConnection) -> None:
