@@ -21,8 +21,9 @@ def takeover(
 ) -> None:
     """Let the site's standby take over now, and wait until it has.
 
-    The other sequencer becomes the standby if it was started with --standby, and ends otherwise. The order pauses for
-    less than a second. It counts as no feud. A standby takes over all groups that it serves: give --groups as it has
+    The other sequencer becomes the standby if it was started with --standby, and ends otherwise. If a supervisor then
+    starts it again, it takes the groups back: hand over between two processes with --standby. The order pauses for less
+    than a second. It counts as no feud. A standby takes over all groups that it serves: give --groups as it has
     them.
     """
     from connectors.kafka.groups.group_choice import ALL_GROUPS, GroupChoice

@@ -44,7 +44,7 @@ from connectors.kafka.log.sign_of_life import SIGN_EVERY_S, Sign, read_signs
 from connectors.kafka.log.standby_sign import REQUEST_S, STANDBY_SIGN_S, sign_as_standby
 from connectors.kafka.transport import Consumer
 from connectors.takeover.groups import groups_at
-from ordering.base.errors import AbcastError, KafkaRefused, UsageError
+from ordering.base.errors import AbcastError, UsageError
 
 LEAST_AFTER_S = 2 * SIGN_EVERY_S
 """The least `takeover_after_s`. A sign is followed by the next one after SIGN_EVERY_S, and the time of a look."""
@@ -52,6 +52,8 @@ LOOK_S = 0.5
 """The time between two looks."""
 _LONGEST_LOOK_S = 2 * LOOK_S
 """The most that the time between two looks counts."""
+_UNSIGNED_S = 60.0
+"""The time to the next sign after one that Kafka did not take."""
 _SPREAD_MS = 1_500
 """The most by which a standby waits longer than another one: the time from a claim to the first sign."""
 
@@ -154,7 +156,7 @@ class _Lookout:
         self._metadata: MetadataClient | None = None
         self._consumer: Consumer | None = None
         self._logs: dict[str, DataLog] = {}
-        self._sign_at, self._has_warned, self._throttle = 0.0, False, LogThrottle()
+        self._sign_at, self._throttle = 0.0, LogThrottle()
 
     def look(self, finder: TopicFinder) -> Seen:
         """Look once. Raises no error: what hinders it is logged."""
@@ -163,11 +165,11 @@ class _Lookout:
             if not (groups := groups_at(finder.find(), self._site)):
                 return Seen()
             self._metadata = self._metadata or self._connection.metadata_client()
-            self._sign(self._metadata, groups)
             signs = read_signs(self._connection, groups, self._site, metadata=self._metadata).of_groups
             epochs = self._epochs(groups, signs)
             if (claim := epochs.newest_claim) is not None and claim.is_over:
                 epochs = self._epochs(groups, signs)  # another one may have claimed, and given no sign yet
+            self._sign(self._metadata, groups)
             return Seen(signs, epochs.newest_claim, is_asked(epochs))
         except (AbcastError, KafkaError) as error:
             if self._throttle.is_due(str(error)):
@@ -176,15 +178,16 @@ class _Lookout:
             return Seen(signs)
 
     def _sign(self, metadata: MetadataClient, groups: Sequence[str]) -> None:
+        """Give a sign, if one is due. Without signs, it still takes over from a sequencer that is gone."""
         now = time.monotonic()
         if now < self._sign_at:
             return
         self._sign_at = now + STANDBY_SIGN_S
         try:
             sign_as_standby(metadata, groups, self._site, self._since_ms)
-        except KafkaRefused as error:
-            if not self._has_warned:
-                self._has_warned = True
+        except (AbcastError, KafkaError) as error:
+            self._sign_at = now + _UNSIGNED_S  # each try may take seconds, in which it does not look
+            if self._throttle.is_due(str(error)):
                 _logger.warning("standby: neither `abcast status` nor `abcast takeover` sees this process: %s", error)
 
     def _epochs(self, groups: Sequence[str], signs: Mapping[str, Sign]) -> Epochs:

@@ -2,7 +2,9 @@
 
 The request is a record in each group's EPOCH (`connectors.kafka.codec.epochs.Handover`). It names the sequencer's
 epoch, the standby, and the standby's newest sign. The standby claims as in any takeover, and the other sequencer is
-fenced. So a request adds no rule about the order. One that is lost, late or repeated costs nothing, or a takeover.
+fenced. So a request adds no rule about the order. One that is lost, late or repeated costs nothing, or a takeover. A
+standby that has begun does not look again whether the request still holds: it may claim late, and fence a newer
+sequencer.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ class PlannedTakeover(NamedTuple):
 
 
 class HandoverFailed(AbcastError):
-    """No standby has followed the request to take over. Look at `abcast status`, and ask again."""
+    """The standby has not taken over in time. Look at `abcast status` first: a second request hands over once more."""
 
     retriable = True
 
@@ -51,15 +53,18 @@ def hand_over(
 ) -> list[PlannedTakeover]:
     """Ask the standby of each group to take over, and wait until it has.
 
-    Raises UsageError, before anything is written, if a group has no standby, or no sequencer; HandoverFailed,
-    BrokerUnreachable.
+    Leaves out groups that never had a sequencer here. Raises UsageError, before anything is written, if a group has no
+    standby, or none ever had a sequencer; HandoverFailed, BrokerUnreachable.
     """
     with ExitStack() as opened:
         metadata = opened.enter_context(closing(connection.metadata_client()))
         consumer = opened.enter_context(closing(consumer_of_logs(connection)))
         logs = {group: DataLog(connection, group, site, consumer).epochs for group in groups}
-        standbys = _find_standbys(metadata, groups, site, sleep)
-        asked = {group: _request(group, log.read().newest_claim, standbys[group]) for group, log in logs.items()}
+        claims = {group: claim for group, log in logs.items() if (claim := log.read().newest_claim) is not None}
+        if not claims:
+            raise UsageError(f"none of the groups {', '.join(sorted(logs))} ever had a sequencer at site {site}.")
+        standbys = _find_standbys(metadata, claims, site, sleep)
+        asked = {group: _request(claim, standbys[group]) for group, claim in claims.items()}
         append_all(connection, [_record(logs[group], request, why) for group, request in asked.items()])
         return _await_claims(logs, asked, sleep)
 
@@ -83,9 +88,7 @@ def _find_standbys(
         sleep(_LOOK_S)
 
 
-def _request(group: str, claim: Claim | None, standby: StandbySign) -> Handover:
-    if claim is None:
-        raise UsageError(f"group {group} never had a sequencer: there is nothing to hand over.")
+def _request(claim: Claim, standby: StandbySign) -> Handover:
     return Handover(claim.epoch, standby.host, standby.pid, standby.signed_ms)
 
 
@@ -117,6 +120,7 @@ def _await_claims(logs: Mapping[str, EpochLog], asked: Mapping[str, Handover], s
             left = sorted(asked.keys() - done.keys())
             raise HandoverFailed(
                 f"process {asked[left[0]].pid} on host {asked[left[0]].host} has not taken over "
-                f"{', '.join(left[:_NAMED])} within {FOLLOW_S:g} s, and follows this request no more: look at its log."
+                f"{', '.join(left[:_NAMED])} within {FOLLOW_S:g} s: look at its log, and at `abcast status` before you "
+                "ask again."
             )
         sleep(_LOOK_S)

@@ -234,6 +234,22 @@ def test_what_hinders_a_look_ends_no_standby(kafka: MemoryConnection, monkeypatc
         send(kafka, 2)
 
 
+def test_a_standby_that_cannot_sign_takes_over(
+    kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Kafka takes no sign of its own, as one group lacks its dead letters."""
+    with job(kafka, None):
+        send(kafka, 1)
+
+    def fails(*_: object) -> None:
+        raise BrokerUnreachable("the topic is gone.")
+
+    monkeypatch.setattr(standby, "sign_as_standby", fails)
+    with job(kafka, 0.5):
+        send(kafka, 2)
+    assert caplog.text.count("sees this process: the topic is gone.") == 1
+
+
 def test_a_standby_without_groups_can_be_stopped() -> None:
     with job(MemoryConnection(), 0.0):
         threading.Event().wait(0.3)

@@ -46,7 +46,7 @@ FEUD_CHANGES = 3
 """Changes of hosts between successive claims. Two are a handover and its way back; from the third on it is a feud."""
 FEUD_GAP_MS = 15 * 60_000
 """Claims further apart than this are no feud."""
-HANDOVER_MS = 60_000
+HANDOVER_MS = 25_000
 """A claim that comes later than this behind a handover, by the broker's clock, does not follow from it."""
 FIRST_YIELD_S = 10.0
 LONGEST_YIELD_S = 300.0
