@@ -6,8 +6,8 @@ There is one way to start. It trusts no lock and no checkpoint, only DATA:
    the state. Faults of the group are found here, before anything is written: a start that can't go on must not fence
    another sequencer. So a sequencer that does not know the group's format (`ordering.base.formats`) stops here.
 2. Append the end of DATA (the *floor*) to the EPOCH topic: the claim. Its offset plus one is the new epoch, so no other
-   sequencer has it. If others wrote to EPOCH between survey and claim, survey again: their notes, the last sign of life
-   and the ledger may tell of records that DATA has lost since.
+   sequencer has it. If others wrote to EPOCH between survey and claim, survey again: their notes and the last sign of
+   life may tell of records that DATA has lost since. A sequencer that still runs writes only DATA (`docs/limits.md`).
 3. Append the seal to DATA: an empty epoch record. From here on every reader ignores further records of lower epochs.
 4. Read DATA from the end of the last survey up to the seal, and bring the state up to date.
 5. Append the state as the epoch's opening snapshot, append a note of the seal's offset to EPOCH, and go on.
