@@ -16,7 +16,9 @@ from connectors.kafka.codec.headers import DEPENDS_HEADER
 from connectors.kafka.codec.plain_record import UNREAD_HEADER
 from ordering.base.packs import (
     MAX_PACK_BYTES,
+    MAX_PACK_HEADERS_BYTES,
     MAX_PACK_MESSAGES,
+    PACK_HEADERS_TOO_LARGE,
     PACK_TOO_LARGE,
     WRONG_COUNT,
     WRONG_LAYOUT,
@@ -187,6 +189,18 @@ def _pack_cases() -> list[Case]:
             for numbers, value in good
         ),
         Case("a pack, with headers", ALICE, PACK, [*_says("2 messages 1 7-9"), ("trace", b"7")], None),
+        *(
+            Case(
+                f"a pack of {MAX_PACK_MESSAGES}, with {name!r} of {size} bytes",
+                ALICE,
+                full[1],
+                [*_says(f"2 messages 1 1-{MAX_PACK_MESSAGES}"), (name, bytes(size - len(name)))],
+                PACK_HEADERS_TOO_LARGE if size > most else None,
+            )
+            for name in ("trace", DEPENDS_HEADER)
+            for most in [MAX_PACK_HEADERS_BYTES // MAX_PACK_MESSAGES]
+            for size in (most, most + 1)
+        ),
         Case("a pack, with a field more", ALICE, PACK, _says("2 messages 1 7-9 later"), None),
         Case("a pack, null", ALICE, None, _says("2 messages 1 7-9"), codec.NO_PAYLOAD),
         Case("a pack of another site", BOB, PACK, _says("2 messages 1 7-9"), codec.WRONG_SITE),

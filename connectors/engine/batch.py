@@ -197,7 +197,7 @@ class _Columns:
         made: dict[int, Output] = {}
         for first, end in runs(columns, np.array(seqnos), headers):
             payloads = [raw.value or b"" for raw in raws[first:end]]
-            for begin, stop in parts(list(map(len, payloads))):
+            for begin, stop in parts(list(map(len, payloads)), headers.get(first, ())):
                 count, at, last = stop - begin, first + begin, raws[first + stop - 1]
                 if count > 1:
                     header = (

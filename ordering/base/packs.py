@@ -10,8 +10,9 @@ payloads need no copy (`connectors.kafka.codec.pack_arrow`).
 | the rest | the payloads, one directly after the other |
 
 COUNT, 1 to MAX_PACK_MESSAGES, is in the header of the record. The whole value has at most MAX_PACK_BYTES. A longer
-message goes alone. Each message has the application's headers of the record. The n-th message of a pack has the n-th
-local seqno from the record's one on, and in DATA the n-th seqno.
+message goes alone. The n-th message of a pack has the n-th local seqno from the record's one on, and in DATA the n-th
+seqno. Each message has the application's headers of the record. Some readers copy them for each: so the headers, times
+COUNT, have at most MAX_PACK_HEADERS_BYTES.
 
 Readers take a pack as its messages. One that begins in the middle of a pack goes on with the next message of it.
 
@@ -32,7 +33,7 @@ from dataclasses import replace
 from itertools import accumulate, pairwise
 
 from ordering.base.errors import ProtocolViolation
-from ordering.base.records import MESSAGE, MESSAGES, Data, Forward
+from ordering.base.records import MESSAGE, MESSAGES, Data, Forward, Headers, headers_bytes
 
 LAYOUT = 1
 """The version of the layout, the first byte."""
@@ -40,12 +41,15 @@ MAX_PACK_MESSAGES = 1_000
 """The most messages in a pack."""
 MAX_PACK_BYTES = 65_536
 """Largest value of a pack, in bytes."""
+MAX_PACK_HEADERS_BYTES = 1_000_000
+"""Largest total of the application's headers of a pack's messages, in bytes."""
 
 # Reasons to refuse a pack, in the order of the checks.
 WRONG_COUNT = f"COUNT of a pack is missing or not a number from 1 to {MAX_PACK_MESSAGES}"
 PACK_TOO_LARGE = f"the pack is over {MAX_PACK_BYTES} bytes"
 WRONG_LAYOUT = f"the pack does not begin with the version of its layout, {LAYOUT}"
 WRONG_LENGTHS = "the lengths in the pack do not add up to its payloads"
+PACK_HEADERS_TOO_LARGE = f"the headers of the pack, times its messages, are over {MAX_PACK_HEADERS_BYTES} bytes"
 NO_PACKS = "the group takes no packs: they begin with format 3 (abcast topics upgrade), and sites that agree take none"
 
 _LENGTH = 4
@@ -56,16 +60,18 @@ def size_of_pack(payload_bytes: int, count: int) -> int:
     return 1 + _LENGTH * count + payload_bytes
 
 
-def parts(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
+def parts(sizes: Sequence[int], headers: Headers = ()) -> Iterator[tuple[int, int]]:
     """Yield the begin and end of each pack of successive messages with payloads of these sizes, in bytes.
 
-    A pack is as large as the limits allow. A message that fits into none is a part of its own.
+    `headers`: the application's, of each. A pack is as large as the limits allow. A message that fits into none is a
+    part of its own.
     """
+    most = min(MAX_PACK_MESSAGES, MAX_PACK_HEADERS_BYTES // max(1, headers_bytes(headers)))
     ends = list(accumulate(map(_LENGTH.__add__, sizes), initial=0))
     begin = 0
     while begin < len(sizes):
         fits = bisect_right(ends, ends[begin] + MAX_PACK_BYTES - 1, begin + 1) - 1
-        end = max(begin + 1, min(fits, begin + MAX_PACK_MESSAGES))
+        end = max(begin + 1, min(fits, begin + most))
         yield begin, end
         begin = end
 

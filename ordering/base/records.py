@@ -6,7 +6,7 @@ docs/records.md describes every record on Kafka.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -60,6 +60,14 @@ INCARNATIONS_A_MS = 100_000
 CLOCK_AHEAD_MS = 24 * 3600 * 1000
 """Largest lead of a sender's clock over the broker's, in ms. An incarnation beyond it is refused: it would block its
 name until that time comes."""
+
+
+def headers_bytes(headers: Iterable[tuple[str, bytes | None]]) -> int:
+    """Return the bytes of names and values.
+
+    A header counts as at least one byte: Kafka allows a null value and an empty name.
+    """
+    return sum(max(1, len(name.encode("utf-8", "replace")) + len(value or b"")) for name, value in headers)
 
 
 class Partition(NamedTuple):

@@ -84,7 +84,7 @@ def pack_of(run: Sequence[Data]) -> Data:
 
 
 def _packs(run: Sequence[Data]) -> Iterator[Data]:
-    for begin, end in parts([len(each.payload) for each in run]):
+    for begin, end in parts([len(each.payload) for each in run], run[0].headers if run else ()):
         yield run[begin] if end - begin == 1 else pack_of(run[begin:end])
 
 

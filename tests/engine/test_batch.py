@@ -15,7 +15,7 @@ from kafka.structs import TopicPartition
 from connectors.engine.batch import by_columns
 from connectors.kafka.codec.codec import decode_data, forward_headers, pack_headers
 from connectors.takeover.rows import OutputTopics, Rows, by_rows
-from ordering.base.packs import encode_pack, unpacked
+from ordering.base.packs import MAX_PACK_HEADERS_BYTES, encode_pack, unpacked
 from ordering.base.records import HEARTBEAT, JOIN, MESSAGE, Data, Source
 from ordering.membership.membership import MemberIncarnation, Membership
 from ordering.sequencer.state import SequencerState
@@ -131,6 +131,16 @@ def test_packs(sent: list[tuple[int, int, bool]]) -> None:
     assert [without_place(each) for each in found] == [without_place(each) for each in single]
     for before, after in itertools.pairwise(several):
         assert not _belong(before, after)
+
+
+@pytest.mark.parametrize("way", [by_rows, by_columns])
+def test_large_headers_make_small_packs(way: object) -> None:
+    """Each message of a pack has them, so they count once for each."""
+    size = MAX_PACK_HEADERS_BYTES // 16
+    for headers, counts in ((("k", bytes(size - 1)), [16, 16, 1]), (("k", bytes(size)), [15, 15, 3])):
+        raws = [Raw(n, b"nyc/a", b"", forward_headers(1, n + 1, (headers,))) for n in range(33)]
+        _, outputs = way(OPENED, in_log(raws), TOPICS, packs=True)  # type: ignore[operator]
+        assert [decode_data(*record).count for _, record in outputs] == counts
 
 
 def without_place(data: Data) -> Data:

@@ -205,7 +205,7 @@ class SendQueue:
 
     def _send_run(self, run: Sequence[Pending]) -> None:
         payloads = [pending.payload for pending in run]
-        for begin, end in parts(list(map(len, payloads))):
+        for begin, end in parts(list(map(len, payloads)), sent_headers(run[0]) if run else ()):
             if end - begin == 1:
                 self._send(run[begin])
             else:

@@ -48,7 +48,7 @@ from ordering.base.names import (
     is_reserved,
     relay_of,
 )
-from ordering.base.packs import fault
+from ordering.base.packs import MAX_PACK_HEADERS_BYTES, PACK_HEADERS_TOO_LARGE, fault
 from ordering.base.records import (
     ENTRY,
     EPOCH,
@@ -65,6 +65,7 @@ from ordering.base.records import (
     Link,
     Malformed,
     Source,
+    headers_bytes,
 )
 
 FORWARD_FIELDS = (VERSION, "KIND", "INCARNATION", "LOCAL_SEQNO")
@@ -225,6 +226,7 @@ def decode_forward(
         (value is None, NO_PAYLOAD),
         (value is not None and len(value) > MAX_PAYLOAD_BYTES, PAYLOAD_TOO_LARGE),
         *(((reason := fault(value or b"", count), reason),) if is_pack else ()),
+        (is_pack and headers_bytes(application) * count > MAX_PACK_HEADERS_BYTES, PACK_HEADERS_TOO_LARGE),
     )
     for broken, reason in checks:
         if broken:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from connectors.kafka.codec.headers import VERSION, size_with_depends
-from ordering.base.records import MAX_RECORD_BYTES, DeadLetter, Headers
+from connectors.kafka.codec.headers import VERSION
+from ordering.base.records import MAX_RECORD_BYTES, DeadLetter, Headers, headers_bytes
 
 _REASON_BYTES, _HEADER_FRAME_BYTES = 4096, 10
 """The most that a dead letter's reason and Kafka's framing add to a record; the most that Kafka adds to a header."""
@@ -26,7 +26,7 @@ def encode_dead_letter(
     Kafka limits the compressed size, so a decompressed record may be too large for any topic. Then key, value and
     headers are left out, and only the source and the reason are written.
     """
-    size = len(key or b"") + len(value or b"") + size_with_depends(original) + _HEADER_FRAME_BYTES * len(original)
+    size = len(key or b"") + len(value or b"") + headers_bytes(original) + _HEADER_FRAME_BYTES * len(original)
     if size > MAX_RECORD_BYTES - _REASON_BYTES:
         return None, None, dead_letter_headers(letter, ())
     return key, value, dead_letter_headers(letter, original)

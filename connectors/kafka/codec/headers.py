@@ -16,6 +16,7 @@ from ordering.base.records import (
     MAX_NUMBER,
     MAX_PAYLOAD_BYTES,
     Headers,
+    headers_bytes,
 )
 from ordering.casts.casts import Depends
 
@@ -59,16 +60,8 @@ def check_application_headers(headers: Iterable[tuple[str, bytes]]) -> Headers:
 
 
 def size_of(headers: Iterable[tuple[str, bytes]]) -> int:
-    """Return the bytes of the application's names and values, without the header of dependences.
-
-    A header counts as at least one byte: Kafka allows a null value and an empty name.
-    """
-    return size_with_depends(header for header in headers if header[0] != DEPENDS_HEADER)
-
-
-def size_with_depends(headers: Iterable[tuple[str, bytes]]) -> int:
-    """Return the same size, with the header of dependences counted, too."""
-    return sum(max(1, len(name.encode("utf-8", "replace")) + len(value or b"")) for name, value in headers)
+    """Return the bytes of the application's names and values, without the header of dependences."""
+    return headers_bytes(header for header in headers if header[0] != DEPENDS_HEADER)
 
 
 def has_wrong_name(headers: Iterable[tuple[str, bytes]]) -> bool:
@@ -82,7 +75,7 @@ def are_too_large(application: Headers) -> bool:
     """
     if not application:
         return False
-    return size_of(application) > MAX_HEADERS_BYTES or size_with_depends(application) > MAX_PAYLOAD_BYTES
+    return size_of(application) > MAX_HEADERS_BYTES or headers_bytes(application) > MAX_PAYLOAD_BYTES
 
 
 def is_too_long(own: Headers) -> bool:

@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 from connectors.kafka.codec.cast_codec import CAST_FIELDS
 from connectors.kafka.codec.codec import DATA_FIELDS, data_fields, decode_data, forward_headers
-from connectors.kafka.codec.headers import HEADER, NOTHING, first_fields, is_own, size_with_depends
+from connectors.kafka.codec.headers import HEADER, NOTHING, first_fields, is_own
 from connectors.kafka.transport import Record
 from connectors.relay.rules import MOST_LINE_BYTES, Copying, CopyWay, Linking, Rule, relayed
 from ordering.base.formats import follow
 from ordering.base.names import MAX_ADDRESS_LENGTH
-from ordering.base.records import ENTRY, EPOCH, MAX_PAYLOAD_BYTES, MESSAGE, STRAY
+from ordering.base.records import ENTRY, EPOCH, MAX_PAYLOAD_BYTES, MESSAGE, STRAY, headers_bytes
 from ordering.sequencer import links
 
 Headers = list[tuple[str, bytes]]
@@ -126,10 +126,10 @@ def _has_been_at(at: int, sites: Sequence[bytes], headers: Headers) -> bool:
 
 def _cut(headers: Headers) -> Headers:
     """Return the headers, or so much of headers that are too large that they are still."""
-    if size_with_depends(headers) <= MAX_PAYLOAD_BYTES:
+    if headers_bytes(headers) <= MAX_PAYLOAD_BYTES:
         return headers
     own = [each for each in headers if is_own(each[0])]
     others = [each for each in headers if not is_own(each[0])]
     line = [(name, value and value[: MOST_LINE_BYTES + 1]) for name, value in own if name == HEADER][:1]
-    is_bad = len(own) > 1 or size_with_depends(others) > MAX_PAYLOAD_BYTES
+    is_bad = len(own) > 1 or headers_bytes(others) > MAX_PAYLOAD_BYTES
     return [*line, *([_TOO_LARGE] if is_bad else others)]

@@ -16,7 +16,7 @@ from connectors.kafka.topics.upgrade import upgrade
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.sequencer_thread import SequencerThread
 from ordering.base.names import ROLES, Topic
-from ordering.base.packs import MAX_PACK_BYTES, MAX_PACK_MESSAGES, unpacked
+from ordering.base.packs import MAX_PACK_BYTES, MAX_PACK_HEADERS_BYTES, MAX_PACK_MESSAGES, unpacked
 from ordering.base.records import HEARTBEAT, Data, Forward, Source
 from ordering.participant.forward_table import Pending
 from tests.client.members import kill
@@ -157,3 +157,12 @@ def test_headers_and_control_records_end_a_pack(kafka: MemoryConnection) -> None
     queue.send_table()
     kill(a)
     assert shapes(kafka)[5:] == [(1, 2), (3, 2), (5, 1)]
+
+
+def test_large_headers_make_small_packs(kafka: MemoryConnection) -> None:
+    """Each message of a pack has them, so they count once for each."""
+    size = MAX_PACK_HEADERS_BYTES // 16
+    with SequencerThread(kafka, "g"), Member("g", "nyc/a", connection=kafka) as a:
+        assert a.broadcast_many([b""] * 33, {"k": bytes(size - 1)}).result(WAIT) == 33
+        assert a.broadcast_many([b""] * 16, {"k": bytes(size)}).result(WAIT) == 49
+    assert shapes(kafka) == [(1, 16), (17, 16), (33, 1), (34, 15), (49, 1)]
