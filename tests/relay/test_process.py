@@ -7,6 +7,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
 
 import pytest
 from kafka.errors import KafkaError
@@ -15,16 +16,19 @@ from kafka.structs import TopicPartition
 from connectors.kafka.connection.sites import Direction, Mode, Sites
 from connectors.kafka.groups.suspended_groups import SuspendedGroups
 from connectors.kafka.groups.troubles import Troubles
-from connectors.kafka.transport import PlainRecord
+from connectors.kafka.groups.unservable_groups import UnservableGroups
+from connectors.kafka.transport import PlainRecord, Sent
 from connectors.relay import relay as relay_module
 from connectors.relay.agreed import Agreed
 from connectors.relay.casts import Casts
 from connectors.relay.hub import SiteForward
 from connectors.relay.letters import Letters
 from connectors.relay.marks import Copy, _parse_mark, _place_of_mark, last_copy
+from connectors.relay.process import loop as loop_module
 from connectors.relay.process.job import RelaySupervisor
 from connectors.relay.process.loop import CopyLoop
 from connectors.relay.relay import Relay
+from connectors.testing.memory_topics import MemoryFuture
 from ordering.base.errors import AbcastError
 from ordering.base.names import Topic
 from tests.relay.carrying import Carrier, relays_in_memory
@@ -304,3 +308,65 @@ def test_retention_that_is_ahead_of_a_relay_stops_no_other_group(hub: Hub) -> No
     hub.work(40)
     assert [mark for mark, _ in hub.copies("g")] == [*range(5), 8]
     assert [mark for mark, _ in hub.copies("h")] == list(range(9))
+
+
+def test_a_target_that_is_slow_fails_no_group(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record may wait for minutes, as long as Kafka takes those before it."""
+    producer, held = hub.attempt.loop._producer, list[tuple[MemoryFuture, tuple[Any, ...]]]()
+    send = producer.send
+
+    def hold(*given: Any) -> MemoryFuture:
+        held.append((MemoryFuture(TopicPartition(given[0], 0)), given))
+        return held[-1][0]
+
+    monkeypatch.setattr(producer, "send", hold)
+    hub.write(6)
+    for _ in range(6):
+        hub.work(30)
+        for group in "gh":
+            first = next(each for each in held if f".{group}." in each[0].topic_partition.topic)
+            held.remove(first)
+            first[0].written(send(*first[1]).get())
+    hub.work(1)
+    assert not hub.attempt.supervisor._suspended.reasons
+    assert [len(hub.copies(group)) for group in "gh"] == [11, 11]
+    hub.write(1)
+    with pytest.raises(UnservableGroups, match="takes no copies"):
+        hub.work(60)
+
+
+def test_all_groups_together_send_no_more_than_fits(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The key and the headers count."""
+    monkeypatch.setattr(loop_module, "MOST_BYTES_OF_ALL", 2_000)
+    for group in "gh":
+        hub.at["nyc"].log(f"abcast.{group}.relayed-sfo.nyc").is_away = True
+    for group in "gh":
+        for _ in range(20):
+            line = ("abcast", b"2 message 7 1"), ("note", bytes(500))
+            hub.at["sfo"].topics.append(hub.source(group), b"sfo/al", b"x", list(line))
+    for _ in range(5):
+        hub.attempt.loop.turn(0.0)
+    assert sum(group.records for group in hub.attempt.loop._groups.values()) == 3
+
+
+def test_a_source_with_more_partitions(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The producer looks up the target's new partition before any record is sent there."""
+    producer, known = hub.attempt.loop._producer, set[int]()
+    look, send = producer.partitions_for, producer.send
+
+    def look_up(topic: str) -> set[int]:
+        known.update(look(topic))
+        return look(topic)
+
+    def send_to_known(*given: Any) -> Sent:
+        assert given[-1] in known
+        return send(*given)
+
+    monkeypatch.setattr(producer, "partitions_for", look_up)
+    monkeypatch.setattr(producer, "send", send_to_known)
+    place = hub.source("g")._replace(partition=1)
+    hub.at["sfo"].topics.partitions[place] = []
+    hub.at["sfo"].topics.append(place, b"sfo/al", b"x", [("abcast", b"2 message 7 1")])
+    hub.work()
+    copies = hub.at["nyc"].topics.partitions[TopicPartition("abcast.g.relayed-sfo.nyc", 1)]
+    assert [record.value for record in copies] == [b"x"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
@@ -13,6 +14,7 @@ from kafka.errors import (
     BrokerResponseError,
     IllegalStateError,
     KafkaError,
+    KafkaTimeoutError,
     LeaderNotAvailableError,
     LogTruncationError,
     OffsetOutOfRangeError,
@@ -216,6 +218,16 @@ class _Producer(KafkaProducer):  # type: ignore[misc]  # kafka-python publishes 
         if is_full or is_new:
             self._sender.wakeup()
         return cast("Sent", sent)
+
+    def partitions_for(self, topic: str) -> set[int]:
+        """Ask a broker: the library answers from its memory, which is minutes old. Raises KafkaError."""
+        if self._metadata.partitions_for_topic(topic) is not None:
+            is_answered = threading.Event()
+            self._metadata.request_update().add_both(lambda *_: is_answered.set())
+            self._sender.wakeup()
+            if not is_answered.wait(self.config["max_block_ms"] / 1000):
+                raise KafkaTimeoutError(f"no broker tells the partitions of {topic}")
+        return super().partitions_for(topic)  # type: ignore[no-any-return]
 
     def abandon(self) -> None:
         # `close` with timeout 0 neither stops the thread while records are left, nor waits for it.

@@ -118,7 +118,7 @@ class Producer(Protocol):
         """
 
     def partitions_for(self, topic: str) -> set[int]:
-        """Return the topic's partitions. Raises KafkaError."""
+        """Return the topic's partitions as a broker knows them now; `send` then takes them. Raises KafkaError."""
 
     def flush(self, timeout: float | None = None) -> object:
         """Wait until every sent record is done. Raises KafkaTimeoutError."""

@@ -191,7 +191,9 @@ class RelaySupervisor:
     def _ask(self, topics: list[Topic]) -> tuple[Mapping[TopicPartition, int], Mapping[str, AbcastError]]:
         """Return the positions in all topics; or the errors of some groups. Raises the errors of all."""
         try:
-            return self._relay.positions(topics), {}
+            positions = self._relay.positions(topics)
+            self._loop.learn([self._copy_of(place) for place in positions])
+            return positions, {}
         except UnservableGroups as unservable:
             return {}, unservable.errors
         except JOB_ERRORS:
@@ -202,6 +204,9 @@ class RelaySupervisor:
             return {}, {topic.group: error for topic in topics}
         except AbcastError as error:
             return {}, {topic.group: error for topic in topics}
+
+    def _copy_of(self, place: TopicPartition) -> TopicPartition:
+        return TopicPartition(str(self._relay.filled(Topic.of(place.topic))), place.partition)
 
     def _check(self) -> None:
         try:

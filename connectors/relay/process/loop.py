@@ -1,15 +1,16 @@
 """The loop of a relay in a plain process: reads records, makes their copies, and writes them, in one thread.
 
 It keeps the invariant of `connectors.relay.relay`. A group's records of a partition are passed to one producer in their
-order. That never gives up on a record that may still be written, and refuses all records behind one that Kafka refuses.
+order. That never gives up on a record that may still be written. With librdkafka it also refuses all records behind one
+that Kafka refuses. With kafka-python, as with Spark's producer, records behind a refused one may be written: a hole.
 So an attempt ends with the first refused record (`UnservableGroups`), and the next one asks the neighbour's log anew. A
 group that is dropped may leave records with the producer: they are the next ones of its run, so they leave no hole.
 
 An error of one group ends the work on that group alone. Its supervisor hears of it (`failures`).
 
 Bounded: a group has at most MOST_RECORDS and MOST_BYTES on their way to Kafka, and all groups MOST_BYTES_OF_ALL; then
-no more is read. So a backlog is carried in pieces, however long it is. A group whose records Kafka does not take for
-LATE_S is not waited for, and fails after STUCK_S.
+no more is sent or read. So a backlog is carried in pieces, however long it is. A group whose oldest record is not taken
+for LATE_S is not waited for. It fails if Kafka takes none of its records for STUCK_S.
 """
 
 from __future__ import annotations
@@ -35,18 +36,19 @@ from connectors.relay.process.copying import Copier, MadeRecord
 from connectors.relay.relay import Relay
 from connectors.takeover.same_forward import InputLost
 from ordering.base.errors import AbcastError, BrokerUnreachable, ProtocolViolation
+from ordering.base.names import Topic
 
 POLL_S = 0.1
 """The longest wait for a record, or for a change."""
 POLL_RECORDS = 2_000
 MOST_RECORDS, MOST_BYTES, MOST_BYTES_OF_ALL = 5_000, 8 * 1024 * 1024, 48 * 1024 * 1024
-LATE_S, STUCK_S = 1.0, 60.0
+LATE_S, STUCK_S = 1.0, 45.0  # well below HEALTHY_S, so that the waits of a group that is stuck again grow
 STOP_S = 10.0
 """The longest wait of a stop for records on their way."""
 NEVER_MS = 2**31 - 1
 _SOON_S = 0.005
 _RECORD_BYTES = 200
-"""The bytes of a record beside its value, roughly."""
+"""The bytes of a record beside its key, value and headers, roughly."""
 
 _logger = logging.getLogger(__name__)
 
@@ -74,6 +76,7 @@ class _Group:
         self.waiting: deque[Record] = deque()
         self.under_way: deque[_OnTheWay] = deque()
         self.records = self.bytes = 0
+        self.taken_at = float("-inf")
 
     @property
     def is_full(self) -> bool:
@@ -82,6 +85,10 @@ class _Group:
     def late_s(self) -> float:
         """Return for how long the oldest record has been on its way."""
         return time.monotonic() - self.under_way[0].at if self.under_way else 0.0
+
+    def stuck_s(self) -> float:
+        """Return for how long Kafka has taken no record of those on their way."""
+        return time.monotonic() - max(self.taken_at, self.under_way[0].at) if self.under_way else 0.0
 
 
 class _Change(NamedTuple):
@@ -126,6 +133,21 @@ class CopyLoop:
         self._thread = threading.Thread(target=self._run, name=f"abcast-{relay.name}", daemon=True)
 
     # For the supervisor, in its thread
+
+    def learn(self, places: Collection[TopicPartition]) -> None:
+        """Let the producer look up these partitions of the target: by itself it would miss a new one for minutes.
+
+        Raises UnservableGroups, BrokerUnreachable, KafkaRefused.
+        """
+        unknown: dict[str, AbcastError] = {}
+        for topic in sorted({place.topic for place in places}):
+            with self._target.reachable("DESCRIBE", topic):
+                known = self._producer.partitions_for(topic)
+            if any(place.topic == topic and place.partition not in known for place in places):
+                text = f"not all brokers know all partitions of {topic} yet."
+                unknown[Topic.of(topic).group] = BrokerUnreachable(text)
+        if unknown:
+            raise UnservableGroups(unknown)
 
     def open(self, group: str, positions: Mapping[TopicPartition, int], copier: Copier) -> None:
         """Carry a group from these positions on, in place of those before."""
@@ -250,15 +272,17 @@ class CopyLoop:
     def _advance(self, name: str) -> None:
         """Send copies of the waiting records, as many as may be on their way."""
         group = self._groups[name]
+        room = MOST_BYTES_OF_ALL - sum(each.bytes for each in self._groups.values())
         try:
-            while group.waiting and not group.is_full:
+            while group.waiting and not group.is_full and room > 0:
                 record = group.waiting[0]
                 copies = group.copier(record)
                 place = TopicPartition(record.topic, record.partition)
                 sent = [self._send(copy, record.partition) for copy in copies]
-                size = sum(len(copy.value or b"") + _RECORD_BYTES for copy in copies)
+                size = sum(map(_size, copies))
                 group.under_way.append(_OnTheWay(sent, place, record.offset + 1, size, time.monotonic()))
                 group.records, group.bytes = group.records + len(sent), group.bytes + size
+                room -= size
                 group.waiting.popleft()
         except KafkaError as error:  # neither this record nor one behind it was sent
             if type(error) is KafkaError:  # the producer has failed: the next look finds the group that is the cause
@@ -280,7 +304,7 @@ class CopyLoop:
         for name, group in self._groups.items():
             copied = dict[TopicPartition, int]()
             while name not in refused and group.under_way and group.under_way[0].is_there:
-                first = group.under_way.popleft()
+                first, group.taken_at = group.under_way.popleft(), time.monotonic()
                 for one in first.sent:
                     if one.exception is not None:
                         refused[name] = one.exception, first.place.topic
@@ -288,7 +312,7 @@ class CopyLoop:
                 group.records, group.bytes = group.records - len(first.sent), group.bytes - first.size
             if copied and name not in refused:
                 group.copied = {**group.copied, **copied}
-            if group.late_s() >= STUCK_S:
+            if group.stuck_s() >= STUCK_S:
                 topic = group.under_way[0].place.topic
                 raise UnservableGroups({name: BrokerUnreachable(f"Kafka takes no copies of {topic} now.")})
         # Behind a refused record the producer fails the others, of all groups, with an error that says no more.
@@ -308,9 +332,15 @@ class CopyLoop:
 
     def _wait(self, groups: Mapping[str, _Group]) -> None:
         """Wait a little for one of the oldest records on their way."""
-        pending = next((one for group in groups.values() if group.under_way for one in group.under_way[0].sent), None)
+        oldest = (one for group in groups.values() if group.under_way for one in group.under_way[0].sent)
+        pending = next((one for one in oldest if not one.is_done), None)
         if pending is None:
             self._ends.wait(_SOON_S)
             return
         with contextlib.suppress(KafkaError):  # seen again in the next turn
             pending.get(_SOON_S)
+
+
+def _size(copy: MadeRecord) -> int:
+    headers = sum(len(name) + len(value or b"") for name, value in copy.headers)
+    return len(copy.key or b"") + len(copy.value or b"") + headers + _RECORD_BYTES

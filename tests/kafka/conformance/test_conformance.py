@@ -76,6 +76,15 @@ def test_partitions(topic: str, producer: Producer, consumer: Consumer) -> None:
     assert consumer.partitions_for_topic("conformance-none") == set()
 
 
+def test_a_new_partition(cluster: Cluster, topic: str, producer: Producer) -> None:
+    """A producer that looks it up can write to it at once."""
+    producer.send(topic, b"x", partition=0).get(WAIT)
+    with cluster.connection.admin() as admin:
+        admin.create_partitions({topic: PARTITIONS + 1})
+    eventually(lambda: producer.partitions_for(topic) == set(range(PARTITIONS + 1)))
+    assert producer.send(topic, b"y", partition=PARTITIONS).get(WAIT).offset == 0
+
+
 # --- reading ---
 
 
