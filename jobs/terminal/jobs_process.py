@@ -1,8 +1,9 @@
 """Jobs beside a sequencer of the process engine: in a process of their own, so that the order keeps its time.
 
 Invariant: the sequencer depends on nothing here. If the child ends, that is logged, and it is started again. A child
-whose parent is killed finds its pipe closed, and ends in order. Until then it runs beside the next parent's child. That
-does no harm: neither ledgers (`connectors.ledger.process`) nor relays (`connectors.relay.relay`) mind a second one.
+whose parent is killed finds its pipe closed, and ends as if it were killed, too: its relays say no farewell. Until then
+it runs beside the next parent's child. That does no harm: neither ledgers (`connectors.ledger.process`) nor relays
+(`connectors.relay.relay`) mind a second one.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import functools
 import logging
 import multiprocessing
+import os
 import signal
 import threading
 import time
@@ -154,6 +156,10 @@ class JobsProcess:
                     self._works_at = time.monotonic()
                 elif job == _ENDED:
                     return str(said)
+                elif said is None:
+                    self._troubles.begin(job)
+                elif isinstance(said, str):
+                    self._troubles.end(job, said)
                 else:
                     self._troubles.put(job, said)
         except (EOFError, OSError):
@@ -178,6 +184,12 @@ class _Reports(Troubles):
     def put(self, job: str, reasons: Mapping[str, str]) -> None:
         self.tell(job, dict(reasons))
 
+    def end(self, job: str, why: str) -> None:
+        self.tell(job, why)
+
+    def begin(self, job: str) -> None:
+        self.tell(job, None)
+
     def tell(self, job: str, said: object) -> None:
         """Send a report; a parent that is gone needs none."""
         with self._sending, contextlib.suppress(OSError):
@@ -185,7 +197,7 @@ class _Reports(Troubles):
 
 
 def serve(site: str, make: MakeJobs, pipe: Pipe) -> None:
-    """Run the jobs in this process until the parent says so, or is gone."""
+    """Run the jobs in this process until the parent says so. End it at once when the parent is gone."""
     from jobs.terminal.logs import log_with, set_up_logging
 
     for reaching_all in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the parent gets them, too, and stops this one
@@ -201,5 +213,15 @@ def serve(site: str, make: MakeJobs, pipe: Pipe) -> None:
                 if not is_ready and all(job.ready.is_set() or job.done.is_set() for job in jobs):
                     is_ready = True
                     reports.tell(_READY, "")
+            if pipe.poll(0):
+                _take_leave(pipe)
     except (AbcastError, OSError) as error:
         reports.tell(_ENDED, str(error))
+
+
+def _take_leave(pipe: Pipe) -> None:
+    """Take the parent's word that the jobs are to stop. End this process if the parent is gone without it."""
+    try:
+        pipe.recv()
+    except (EOFError, OSError):
+        os._exit(1)

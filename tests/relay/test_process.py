@@ -25,11 +25,11 @@ from connectors.relay.hub import SiteForward
 from connectors.relay.letters import Letters
 from connectors.relay.marks import Copy, _parse_mark, _place_of_mark, last_copy
 from connectors.relay.process import loop as loop_module
-from connectors.relay.process.job import RelaySupervisor
+from connectors.relay.process.job import ProcessRelay, RelaySupervisor
 from connectors.relay.process.loop import CopyLoop
 from connectors.relay.relay import Relay
 from connectors.testing.memory_topics import MemoryFuture
-from ordering.base.errors import AbcastError
+from ordering.base.errors import AbcastError, ProtocolViolation
 from ordering.base.names import Topic
 from tests.relay.carrying import Carrier, relays_in_memory
 from tests.world.actors import Actors, Killed
@@ -245,9 +245,9 @@ class Hub:
         for group in "gh":
             for site, connection in connections.items():
                 connection.create(group, site)
-        sites = Sites("hub", "nyc", "micro-batch", dict(connections), frozenset([frozenset(WAY)]))
+        self.sites = Sites("hub", "nyc", "micro-batch", dict(connections), frozenset([frozenset(WAY)]))
         self.write(5)
-        self.attempt = Attempt(SiteForward, sites, actors)
+        self.attempt = Attempt(SiteForward, self.sites, actors)
         self.work()
 
     def source(self, group: str) -> TopicPartition:
@@ -370,3 +370,11 @@ def test_a_source_with_more_partitions(hub: Hub, monkeypatch: pytest.MonkeyPatch
     hub.work()
     copies = hub.at["nyc"].topics.partitions[TopicPartition("abcast.g.relayed-sfo.nyc", 1)]
     assert [record.value for record in copies] == [b"x"]
+
+
+def test_an_unexpected_error_ends_an_attempt_only(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The relay begins again: `Retries` takes any AbcastError, and nothing else."""
+    relay = ProcessRelay(SiteForward, hub.sites, WAY, look_every_s=0.0)
+    monkeypatch.setattr(relay.relay, "begin", lambda _: {}["a bug"])
+    with pytest.raises(ProtocolViolation, match="a bug"):
+        relay._attempt()

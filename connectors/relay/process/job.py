@@ -25,7 +25,7 @@ from connectors.relay.process.copying import copier
 from connectors.relay.process.loop import CopyLoop
 from connectors.relay.relay import WAITS_S, Relay
 from connectors.takeover.same_forward import InputLost
-from ordering.base.errors import AbcastError, BrokerUnreachable
+from ordering.base.errors import AbcastError, BrokerUnreachable, ProtocolViolation
 from ordering.base.names import Topic
 
 WATCH_S = 1.0
@@ -59,6 +59,7 @@ class ProcessRelay:
         self._troubles = troubles if troubles is not None else Troubles()
         self.suspended = SuspendedGroups(self.name, (WATCH_S, *WAITS_S))
         """Groups that can't be carried now; the others go on without them."""
+        self._unexpected = LogThrottle()
         self._stop = threading.Event()
 
     def stop(self) -> None:
@@ -99,6 +100,7 @@ class ProcessRelay:
                 supervisor.look()
                 loop.start()
                 self.ready.set()
+                self._troubles.begin(self.name)
                 while not self._stop.wait(WATCH_S):
                     loop.raise_failure()
                     supervisor.watch()
@@ -108,6 +110,12 @@ class ProcessRelay:
             self._troubles.put(self.name, self.suspended.troubles)
         except KafkaError as error:
             raise relay.source.unreachable() if error.retriable else relay.source.refused(error) from error
+        except AbcastError:
+            raise
+        except Exception as error:
+            if self._unexpected.is_due(repr(error)):
+                _logger.exception("%s", self.name)
+            raise ProtocolViolation(f"{self.name} has failed unexpectedly ({error!r}).") from error
 
 
 class RelaySupervisor:
