@@ -374,7 +374,11 @@ def test_a_source_with_more_partitions(hub: Hub, monkeypatch: pytest.MonkeyPatch
 
 def test_an_unexpected_error_ends_an_attempt_only(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     """The relay begins again: `Retries` takes any AbcastError, and nothing else."""
+
+    def fail(_: object) -> None:
+        raise KeyError("a bug")
+
     relay = ProcessRelay(SiteForward, hub.sites, WAY, look_every_s=0.0)
-    monkeypatch.setattr(relay.relay, "begin", lambda _: {}["a bug"])
+    monkeypatch.setattr(relay.relay, "begin", fail)
     with pytest.raises(ProtocolViolation, match="a bug"):
         relay._attempt()

@@ -6,6 +6,10 @@ that Kafka refuses. With kafka-python, as with Spark's producer, records behind 
 So an attempt ends with the first refused record (`UnservableGroups`), and the next one asks the neighbour's log anew. A
 group that is dropped may leave records with the producer: they are the next ones of its run, so they leave no hole.
 
+One request is under way to a broker, and librdkafka puts one partition into a request: many ones far away are slow
+(docs/limits.md). More requests would leave holes: a broker that has nothing of a producer yet takes its second batch
+after it has refused the first.
+
 An error of one group ends the work on that group alone. Its supervisor hears of it (`failures`).
 
 Bounded: a group has at most MOST_RECORDS and MOST_BYTES on their way to Kafka, and all groups MOST_BYTES_OF_ALL; then
