@@ -322,9 +322,12 @@ MUTATIONS = (
     ),
     Mutation(
         "claims-before-end",
-        "A sequencer reads the claims before the end of DATA",
+        "A sequencer reads the claims before the end of DATA, and does not survey again behind its claim",
         WRONG_STATE,
-        (("connectors.kafka.log.log_state.state_at", with_old_claims),),
+        (
+            ("connectors.kafka.log.log_state.state_at", with_old_claims),
+            ("connectors.takeover.takeover.Takeover._survey_again", lambda _by, found, _consumer: found),
+        ),
     ),
     Mutation(
         "snapshot-in-the-middle",
