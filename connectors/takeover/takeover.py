@@ -334,7 +334,7 @@ def _claim(found: Survey, producer: Producer, by: Claimer, survey_again: Callabl
     epoch = data.epochs.known.epoch_of_claim(claimed_at)
     claimed[group] = epoch
     if has_changed:
-        found = survey_again()
+        found = survey_again()._replace(format=found.format)  # the claim has told it
     sealed_at = _append_data(data, producer, seal(epoch, found.format))
     before = absorb(found.state, (stored.data for stored in _since(found, sealed_at)))
     if before.epoch >= epoch:
