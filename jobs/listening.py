@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
@@ -19,6 +19,7 @@ from jobs.terminal.streaming import Served, running_jobs
 from ordering.base.errors import UsageError
 
 if TYPE_CHECKING:
+    from connectors.diagnosis.status import Decided
     from connectors.diagnosis.statuses import Statuses
     from connectors.kafka.connection.connection import Connection
     from connectors.kafka.connection.sites import Sites
@@ -73,22 +74,33 @@ def listening(
     from connectors.diagnosis.latencies import Latencies
     from connectors.diagnosis.monitor import Monitor
     from connectors.diagnosis.order_feed import OrderFeeds
+    from connectors.diagnosis.statuses import StrayCount
 
-    def read(site: str, kafka: Connection, clocks: BrokerClocks, latencies: Latencies) -> Statuses:
+    def read_site(site: str, kafka: Connection, decided: Decided) -> Statuses:
         neighbours = sites.heard_at(site) if sites is not None else ()
-        decided = troubles.decided if site == here else lambda _: None
-        found = read_with_ledger(
+        return read_with_ledger(
             *(kafka, site, data, served.groups),
             say=_say,
             raises=False,
             neighbours=neighbours,
             decided=decided,
         )
+
+    def read(site: str, clocks: BrokerClocks, latencies: Latencies, status: Callable[[], Statuses]) -> Statuses:
+        found = status()
         groups = [row.group for row in found.rows]
         return found._replace(clocks=clocks.compare(groups, site), latencies=latencies.of(groups, site))
 
     here = next(iter(kafkas))
-    readings = {site: partial(read, site, each, BrokerClocks(each), Latencies(each)) for site, each in kafkas.items()}
+    statuses: dict[str, Callable[[], Statuses]] = {
+        site: StrayCount(partial(read_site, site, each), troubles.decided)
+        if site == here
+        else partial(read_site, site, each, lambda _: None)
+        for site, each in kafkas.items()
+    }
+    readings = {
+        site: partial(read, site, BrokerClocks(each), Latencies(each), statuses[site]) for site, each in kafkas.items()
+    }
     feeds = OrderFeeds(kafkas, served.groups.has, payloads=payloads)
     monitor = Monitor(here, readings, running_jobs, troubles, feeds)
     with Endpoint(HostPort.parse(place), monitor.answers()) as endpoint:

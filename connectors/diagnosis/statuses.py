@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from connectors.ledger.last_row import LedgerEnd
 
 InLedger: TypeAlias = "tuple[Mapping[str, int] | None, LedgerEnd | None]"
+COUNT_EVERY_S = 600.0
 _READ: tuple[Role, ...] = ("data", "epoch", "forward")
 
 
@@ -48,6 +51,28 @@ class Statuses(NamedTuple):
         waits = {group: each._asdict() for group, each in self.latencies.items()}
         plain = {"site": site, "groups": groups, "errors": errors}
         return {**plain, "clocks": clocks, "latencies": waits, "wrong": wrong}
+
+
+class StrayCount:
+    """Readings of a sequencer's own process, with the strays of the last one that read DATA back to the snapshots.
+
+    A reading whose states come from memory sees only the newest records of DATA. `read`: read with such states.
+    """
+
+    def __init__(self, read: Callable[[Decided], Statuses], decided: Decided) -> None:
+        self._read, self._decided = read, decided
+        self._strays: dict[str, int] = {}
+        self._counted_at = -math.inf
+
+    def __call__(self) -> Statuses:
+        """Return a reading. Raises as `read` does."""
+        if time.monotonic() - self._counted_at >= COUNT_EVERY_S:
+            found = self._read(lambda _: None)
+            self._counted_at, self._strays = time.monotonic(), {row.group: row.strays for row in found.rows}
+            return found
+        found = self._read(self._decided)
+        rows = [row._replace(strays=max(row.strays, self._strays.get(row.group, 0))) for row in found.rows]
+        return found._replace(rows=rows)
 
 
 class ReadingProgress(Protocol):

@@ -24,7 +24,7 @@ from connectors.diagnosis.broker_clocks import ClockDifference
 from connectors.diagnosis.monitor import Monitor
 from connectors.diagnosis.order_feed import OrderFeeds
 from connectors.diagnosis.status import AgreementStatus, GroupStatus, read_status
-from connectors.diagnosis.statuses import Statuses, read_statuses
+from connectors.diagnosis.statuses import Statuses, StrayCount, read_statuses
 from connectors.engine.job import EngineJob
 from connectors.engine.options import EngineOptions
 from connectors.kafka.codec.codec import forward_headers
@@ -182,6 +182,23 @@ def test_a_busy_sequencer_tells_its_own_state(served: Served, monkeypatch: pytes
             served.kafka.producer().send(EPOCH.topic, value=value, headers=headers)
             assert status._in_force(log, of_engine, len(records)) is not None
     assert served.troubles.decided("g") is None, "a sequencer that has ended tells nothing"
+
+
+def test_strays_are_counted_now_and_then(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    count = StrayCount(
+        lambda decided: read_statuses(served.kafka, SITE, raises=False, decided=decided), served.troubles.decided
+    )
+    with running(served.kafka, served.job):
+        served.kafka.producer().send("abcast.g.data.nyc", value=b"stray")
+        send(served.kafka, 1000)
+        eventually(lambda: read_statuses(served.kafka, SITE).rows[0].last_seqno == 1000, WAIT, "the order")
+        eventually(lambda: served.troubles.decided("g").unsnapped >= 1000, WAIT, "the loop's next turn")  # type: ignore[union-attr]
+        assert served.read().rows[0].strays == 0, "it is not among the newest"
+        assert [count().rows[0].strays for _ in range(2)] == [1, 1]
+        served.kafka.producer().send("abcast.g.data.nyc", value=b"stray")
+        assert count().rows[0].strays == 1
+        monkeypatch.setattr("connectors.diagnosis.statuses.COUNT_EVERY_S", 0.0)
+        assert count().rows[0].strays == 2
 
 
 def test_a_job_that_ends_and_begins_again(served: Served) -> None:
