@@ -53,7 +53,7 @@ LOOK_S = 0.5
 _LONGEST_LOOK_S = 2 * LOOK_S
 """The most that the time between two looks counts."""
 _UNSIGNED_S = 60.0
-"""The time to the next sign after one that Kafka did not take."""
+"""The longest time to the next sign after one that Kafka did not take; it doubles up to that."""
 _SPREAD_MS = 1_500
 """The most by which a standby waits longer than another one: the time from a claim to the first sign."""
 
@@ -156,7 +156,7 @@ class _Lookout:
         self._metadata: MetadataClient | None = None
         self._consumer: Consumer | None = None
         self._logs: dict[str, DataLog] = {}
-        self._sign_at, self._throttle = 0.0, LogThrottle()
+        self._sign_at, self._pause_s, self._throttle = 0.0, STANDBY_SIGN_S, LogThrottle()
 
     def look(self, finder: TopicFinder) -> Seen:
         """Look once. Raises no error: what hinders it is logged."""
@@ -182,13 +182,14 @@ class _Lookout:
         now = time.monotonic()
         if now < self._sign_at:
             return
-        self._sign_at = now + STANDBY_SIGN_S
         try:
             sign_as_standby(metadata, groups, self._site, self._since_ms)
+            self._pause_s = STANDBY_SIGN_S
         except (AbcastError, KafkaError) as error:
-            self._sign_at = now + _UNSIGNED_S  # each try may take seconds, in which it does not look
+            self._pause_s = min(2 * self._pause_s, _UNSIGNED_S)  # each try may take seconds, in which it does not look
             if self._throttle.is_due(str(error)):
                 _logger.warning("standby: neither `abcast status` nor `abcast takeover` sees this process: %s", error)
+        self._sign_at = now + self._pause_s
 
     def _epochs(self, groups: Sequence[str], signs: Mapping[str, Sign]) -> Epochs:
         """Return EPOCH of the group whose sign is the newest."""

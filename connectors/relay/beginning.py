@@ -23,20 +23,24 @@ def beginning_of(sites: Sites | None, site: str) -> Callable[[SequencerState], N
         return None
 
     def check(state: SequencerState) -> None:
-        if state.epoch == 0 and not _is_promoted(sites, state.group, site):
-            for other in sites.connections:
-                if other != site and _has_order(sites, state.group, other):
-                    raise UsageError(
-                        f"{other} has an order of group {state.group} already, and {site} has nothing of it. Promote "
-                        f"{site} first: `abcast site promote {site} --group {state.group}`."
-                    )
+        if state.epoch:
+            return
+        with DataLog(sites.connection(site), state.group, site) as data:
+            epochs = data.epochs.read()
+        if epochs.is_promoted():
+            return
+        other = next(
+            (other for other in sites.connections if other != site and _has_order(sites, state.group, other)), ""
+        )
+        if other:
+            # A site with claims of its own was the home, and has lost DATA: it can't be promoted.
+            home, lacks = (other, "has lost all of it") if epochs.has_decided() else (site, "has nothing of it")
+            raise UsageError(
+                f"{other} has an order of group {state.group} already, and {site} {lacks}. Promote {home} first: "
+                f"`abcast site promote {home} --group {state.group}`."
+            )
 
     return check
-
-
-def _is_promoted(sites: Sites, group: str, site: str) -> bool:
-    with DataLog(sites.connection(site), group, site) as data:
-        return data.epochs.read().is_promoted()
 
 
 def _has_order(sites: Sites, group: str, other: str) -> bool:

@@ -36,6 +36,7 @@ from ordering.base.errors import BrokerUnreachable, HistoryChanged, HistoryUnava
 from ordering.base.names import Topic
 from ordering.base.records import MESSAGE, Data
 from ordering.sequencer import sequencer
+from ordering.sequencer.state import SequencerState
 from tests.ledger.ledger_of import write_ledger
 
 GROUP = "g"
@@ -113,6 +114,16 @@ def test_a_new_home_does_not_begin_anew(hub: Hub) -> None:
     del hub.connections["nyc"].topics.partitions[TopicPartition("abcast.new.data.nyc", 0)]
     assert take_over_groups(claimer, {"new": ["abcast.new.forward.lax"]})["new"].seqno == 0
     assert beginning_of(sites, "sfo") is None
+
+
+def test_a_home_that_has_lost_all_of_its_data_names_a_site_to_promote(hub: Hub) -> None:
+    """A site with claims of its own can't be promoted."""
+    check = beginning_of(replace(hub.sites, home="nyc"), "nyc")
+    assert check is not None
+    with pytest.raises(
+        UsageError, match=r"and nyc has lost all of it. Promote (sfo|lax) first: `abcast site promote \1 "
+    ):
+        check(SequencerState(GROUP))
 
 
 def test_the_home_moves_before_anybody_has_sent_anything(hub: Hub) -> None:

@@ -120,7 +120,8 @@ class Handovers:
         world = self._world
         world._start(1)
         before = self._followed
-        if not any(self.ask(has_faults=False) for _ in range(2)) or self._followed == before:
+        tries = 4  # a standby may be in the midst of a takeover, which wins over a request for another one
+        if not any(self.ask(has_faults=False) for _ in range(tries)) or self._followed == before:
             world.blame(UNHEARD, "a standby waits, and does not follow the request.")
         with DataLog(world.operator, GROUP, SITE) as log:
             claim = log.epochs.read().newest_claim

@@ -156,7 +156,8 @@ class HubWorld(HubHomes):
                     return name
                 except AbcastError as error:
                     self.note_error(name, error)
-                    if not (self.may_cut and "go on in a new group" in str(error).lower()):
+                    is_known = "go on in a new group" in str(error).lower() or "has lost all of it" in str(error)
+                    if not (self.may_cut and is_known):
                         self.blame(STUCK, f"{name} can't be the home: {error}")
                         return None
         return None  # the group ends here: the errors say so
