@@ -144,7 +144,7 @@ def _sources(copy: DataLog, others: Iterable[DataLog], silent: list[str]) -> lis
         order = newest.state()
         differing = first_difference(known, order)
         if differing is None:
-            unfit = [other for other in left if first_difference(other.state(), order) is not None]
+            unfit = [other for other in left if not _leads_on(other.state(), order)]
             silent += [other.topic.site for other in unfit]
             return sorted((newest, *(each for each in left if each not in unfit)), key=lambda each: each.state().seqno)
         if order.seqno > known.seqno or _rank(newest) > _rank(copy):
@@ -154,6 +154,14 @@ def _sources(copy: DataLog, others: Iterable[DataLog], silent: list[str]) -> lis
             )
         silent.append(newest.topic.site)
     return []
+
+
+def _leads_on(theirs: SequencerState, order: SequencerState) -> bool:
+    """Whether a site has messages of the order only: none of an epoch that is sealed off behind the order's end."""
+    after = order.seqno + 1
+    epoch = reader.epoch_of(theirs.seals, after) if theirs.seqno >= after else 0
+    is_sealed_off = 0 < epoch < reader.epoch_of(order.seals, after)
+    return first_difference(theirs, order) is None and not is_sealed_off
 
 
 def _rank(log: DataLog) -> tuple[int, bool, int]:

@@ -152,3 +152,11 @@ def test_seeds_that_showed_a_fault(seed: int, monkeypatch: pytest.MonkeyPatch) -
     """A copy is recreated while its relay runs; two homes fill a copy, and a later snapshot counts as many seqnos."""
     monkeypatch.setattr("tests.world.guests.SHARE", 0.0)  # as when they broke
     assert hub.run(seed) == []
+
+
+@pytest.mark.parametrize("seed", [12001017, 12001029])
+def test_seeds_that_showed_a_wrong_answer(seed: int) -> None:
+    """A home that has lost all of DATA names a site that can be promoted. A promotion names a former home whose
+    messages are in the order no more, also if an earlier try was killed behind the fence.
+    """
+    assert hub.run(seed) == []
