@@ -18,6 +18,7 @@ from ordering.base.packs import (
     MAX_PACK_BYTES,
     MAX_PACK_HEADERS_BYTES,
     MAX_PACK_MESSAGES,
+    NO_PACKS,
     PACK_HEADERS_TOO_LARGE,
     PACK_TOO_LARGE,
     WRONG_COUNT,
@@ -45,6 +46,12 @@ class Case(NamedTuple):
     reason: str | None
     topic: str = TOPIC
     timestamp_ms: int = TIMESTAMP_MS
+
+    @property
+    def reason_without_packs(self) -> str | None:
+        """The reason in a new group, which takes no packs."""
+        is_pack = any((value or b"").startswith(b"2 messages ") for _, value in self.headers)
+        return self.reason or (NO_PACKS if is_pack else None)
 
 
 ALICE = b"nyc/alice"
