@@ -87,7 +87,7 @@ def messages_of(letter: StoredLetter, group: str, site: str, who: str) -> tuple[
     A pack has several. Raises UsageError if the letter is no message, or one that would be refused again.
     """
     cannot = f"dead letter {letter.offset} can't be sent again:"
-    kind = b" ".join(first_fields(letter.headers, 2)[1:]).decode("ascii", "replace")
+    kind = _field(letter.headers, 1).decode("ascii", "replace")
     if kind not in (MESSAGE, MESSAGES, ""):
         raise UsageError(f"{cannot} it is a record {kind!r}, not a message.")
     if letter.payload is None:
@@ -251,19 +251,26 @@ class _Ids(NamedTuple):
 
 def _ids(key: bytes | None, headers: Headers) -> _Ids | None:
     """Return the ids that the messages of a FORWARD record have; None if it has none."""
-    _, kind, incarnation_text, numbers = (*first_fields(headers, 4), b"", b"", b"", b"")[:4]
-    incarnation, (local_seqno, count) = parse_number(incarnation_text), decode_local_seqnos(kind, numbers)
+    incarnation, (local_seqno, count) = parse_number(_field(headers, 2)), _local_seqnos(headers)
     if key is None or incarnation is None or local_seqno is None:
         return None
     return _Ids(key.decode("ascii", "backslashreplace"), incarnation, local_seqno, count)
 
 
+def _local_seqnos(headers: Headers) -> tuple[int | None, int]:
+    return decode_local_seqnos(_field(headers, 1), _field(headers, 3))
+
+
+def _field(headers: Headers, number: int) -> bytes:
+    """Return a field of the record's own header, counted from 0; empty if it has fewer."""
+    return b"".join(first_fields(headers, number + 1)[number:])
+
+
 def _payloads(value: bytes, headers: Headers) -> list[bytes]:
     """Return the payloads of a refused record. Raises ProtocolViolation if it is a pack that can't be read."""
-    _, kind, _, numbers = (*first_fields(headers, 4), b"", b"", b"", b"")[:4]
-    if kind != MESSAGES.encode("ascii"):
+    if _field(headers, 1) != MESSAGES.encode("ascii"):
         return [value]
-    local_seqno, count = decode_local_seqnos(kind, numbers)
+    local_seqno, count = _local_seqnos(headers)
     if local_seqno is None:
         raise ProtocolViolation(f"{WRONG_LOCAL_SEQNOS}.")
     return decode_pack(value, count)

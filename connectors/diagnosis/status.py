@@ -84,8 +84,9 @@ class Gap(NamedTuple):
 
 
 class Deleted(NamedTuple):
-    """The records that maintenance has deleted, of FORWARD and of DATA, and the broker's time of the last purge of DATA
-    (0: none, or not known).
+    """The records that maintenance or retention has deleted, of FORWARD and of DATA.
+
+    `data_at_ms`: the broker's time of the last purge of DATA; 0 if there was none, or that is not known.
     """
 
     forward: int = 0
@@ -132,7 +133,7 @@ class GroupStatus(NamedTuple):
     the group; with `is_left_out`, it does not order it. `acts`: the last acts of operators. `open_transactions`:
     transactions on FORWARD that hold up the records behind them. `under_replicated`: partitions with replicas that are
     not in sync. `takeovers`: the last ones, the newest last; `handovers`: the number of planned ones, ever. `standby`:
-    a process that waits to take over, if there is one. `deleted`: by maintenance.
+    a process that waits to take over, if there is one. `deleted`: by maintenance or retention.
     """
 
     group: str

@@ -17,7 +17,8 @@ why it goes on without that group.
 
 A standby signs, too (`connectors.kafka.log.standby_sign`), and an operator may ask it to take over at once
 (`connectors.takeover.handover`). It follows a request only if that names this process, its sign of the last
-`REQUEST_S`, and the newest claim. So a request has no effect later, on another process, or twice.
+`REQUEST_S`, and the newest claim. So a request that comes late, twice, or to another process has no effect. A takeover
+that has begun does not look at the request again.
 """
 
 from __future__ import annotations

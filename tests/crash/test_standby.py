@@ -9,7 +9,7 @@ import pytest
 
 from connectors.kafka.log.data_log import DataLog
 from tests.crash.processes import ABCAST, Process
-from tests.crash.scenario import Observer, Scenario
+from tests.crash.scenario import Load, Observer, Scenario
 from tests.waiting import PATIENCE, eventually
 
 pytestmark = [pytest.mark.crash, pytest.mark.broker, pytest.mark.timeout(300)]
@@ -25,6 +25,18 @@ def standby(scenario: Scenario) -> Process:
     return scenario.job("sequence", None, "--engine", "process", "--standby")
 
 
+def under_load(scenario: Scenario, engine: str) -> tuple[list[Load], Observer, Process, Process]:
+    """Return the loads, an observer of their messages, a sequencer, and the standby that waits beside it."""
+    scenario.engine = engine
+    loads = [scenario.load("alice"), scenario.load("bob", threads=2)]
+    observer = scenario.observer("olga")
+    first = scenario.sequencer()
+    observer.wait(30)
+    second = standby(scenario)
+    second.wait_for("This process waits.")
+    return loads, observer, first, second
+
+
 def again(observer: Observer, within_s: float, what: str) -> None:
     """Wait for a message that is ordered from now on. A few that were ordered before may still come."""
     began, last = time.monotonic(), observer.taken[-1].seqno
@@ -37,13 +49,7 @@ def again(observer: Observer, within_s: float, what: str) -> None:
 @pytest.mark.parametrize("engine", ["process", pytest.param("spark", marks=pytest.mark.soak)])
 def test_killed_suspended_and_killed_again(scenario: Scenario, engine: str) -> None:
     """Two standbys: each end of a sequencer is noticed, and the one that comes back stands by."""
-    scenario.engine = engine
-    loads = [scenario.load("alice"), scenario.load("bob", threads=2)]
-    observer = scenario.observer("olga")
-    first = scenario.sequencer()
-    observer.wait(30)
-    second = standby(scenario)
-    second.wait_for("This process waits.")
+    loads, observer, first, second = under_load(scenario, engine)
     first.kill()
     again(observer, AT_ONCE_S, "the first is killed")
 
@@ -70,13 +76,7 @@ HANDOVER_S = 1.0
 @pytest.mark.parametrize("engine", ["process", pytest.param("spark", marks=pytest.mark.soak)])
 def test_a_rolling_restart(scenario: Scenario, engine: str) -> None:
     """Each handover is silent for a moment only. The one that stands by no more ends, and says why."""
-    scenario.engine = engine
-    loads = [scenario.load("alice"), scenario.load("bob", threads=2)]
-    observer = scenario.observer("olga")
-    first = scenario.sequencer()
-    observer.wait(30)
-    second = standby(scenario)
-    second.wait_for("This process waits.")
+    loads, observer, first, second = under_load(scenario, engine)
 
     def hand_over() -> None:
         began = time.monotonic()

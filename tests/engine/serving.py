@@ -17,13 +17,14 @@ from connectors.engine.job import EngineJob
 from connectors.engine.options import EngineOptions
 from connectors.engine.site_job import SiteJob
 from connectors.kafka.codec.inputs import Neighbours
+from connectors.kafka.groups.troubles import Troubles
 from connectors.sequencer.agreeing_shard import AgreeingShard
 from connectors.sequencer.job import SequencerJob
 from connectors.spark.job import JobOptions, QueryFailed
 from connectors.takeover.agreement import AgreementSettings
 from connectors.testing.memory_kafka import MemoryConnection
 from ordering.base.names import Topic
-from tests.waiting import WAIT
+from tests.waiting import WAIT, eventually
 
 SITE = "nyc"
 
@@ -43,6 +44,16 @@ def serving(kafka: MemoryConnection, engine: str, sites: tuple[str, ...] = (SITE
         job = SiteJob(kafka, AgreementSettings(Neighbours(SITE, sites, frozenset())))
     job._state.finder = finder_of(kafka, sites)
     with running(kafka, job):
+        yield job
+
+
+@contextmanager
+def started_job(kafka: MemoryConnection, takeover_after_s: float | None) -> Iterator[EngineJob]:
+    """Run a job until it is ready, and for the block; with `takeover_after_s` a standby."""
+    job = EngineJob(EngineOptions(kafka, SITE, troubles=Troubles(), takeover_after_s=takeover_after_s))
+    job._state.finder = finder_of(kafka, (SITE,))
+    with running(kafka, job):
+        eventually(job.ready.is_set, what="a job that is ready")
         yield job
 
 

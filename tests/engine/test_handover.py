@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 
 import pytest
 
@@ -29,7 +27,7 @@ from connectors.takeover.handover import HandoverFailed, PlannedTakeover, hand_o
 from connectors.takeover.takeover import take_over
 from connectors.testing.memory_kafka import MemoryConnection
 from ordering.base.errors import Fenced, UsageError
-from tests.engine.serving import SITE, finder_of, running
+from tests.engine.serving import SITE, finder_of, started_job
 from tests.engine.serving import no_rival as no_rival
 from tests.waiting import WAIT, eventually
 
@@ -40,15 +38,6 @@ TOPIC = f"abcast.g.epoch.{SITE}"
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(standby, "LOOK_S", 0.05)
     monkeypatch.setattr(handover, "FIND_S", 3.0)
-
-
-@contextmanager
-def job(kafka: MemoryConnection, takeover_after_s: float | None) -> Iterator[EngineJob]:
-    found = EngineJob(EngineOptions(kafka, SITE, takeover_after_s=takeover_after_s))
-    found._state.finder = finder_of(kafka, (SITE,))
-    with running(kafka, found):
-        eventually(found.ready.is_set, what="a job that is ready")
-        yield found
 
 
 def epochs(kafka: MemoryConnection) -> Epochs:
@@ -67,7 +56,7 @@ def test_a_standby_takes_over_and_the_other_ends(kafka: MemoryConnection) -> Non
     with ThreadPoolExecutor(1) as pool:
         ended = pool.submit(first.run)
         eventually(first.ready.is_set, what="a job that is ready")
-        with job(kafka, 3600.0):
+        with started_job(kafka, 3600.0):
             eventually(lambda: stands_by(kafka), what="a standby")
             [done] = hand_over(kafka, ["g"], SITE, "a new version")
             known = epochs(kafka)
@@ -93,7 +82,7 @@ def test_without_a_standby_nothing_is_written(kafka: MemoryConnection, monkeypat
 
 
 def test_a_group_without_a_sequencer_is_refused(kafka: MemoryConnection) -> None:
-    with job(kafka, 3600.0):
+    with started_job(kafka, 3600.0):
         eventually(lambda: stands_by(kafka), what="a standby")
         with pytest.raises(UsageError, match="none of the groups g ever had a sequencer"):
             hand_over(kafka, ["g"], SITE)
@@ -118,7 +107,7 @@ def test_a_request_that_nobody_follows_has_no_effect_later(
     with pytest.raises(HandoverFailed, match=r"has not taken over g within 0.5 s: look at its log"):
         hand_over(kafka, ["g"], SITE, sleep=Frozen(kafka))
     assert epochs(kafka).handover is not None
-    with job(kafka, 3600.0):
+    with started_job(kafka, 3600.0):
         eventually(lambda: stands_by(kafka), what="a standby")
         assert not standby.is_asked(epochs(kafka))
     assert len(epochs(kafka).claims) == 1

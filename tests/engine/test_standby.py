@@ -17,13 +17,11 @@ from hypothesis import strategies as st
 from kafka.structs import TopicPartition
 
 from connectors.engine import standby
-from connectors.engine.job import EngineJob
 from connectors.engine.loop import Loop
 from connectors.engine.options import EngineOptions
 from connectors.engine.standby import LEAST_AFTER_S, LOOK_S, SequencerSilence, Standby
 from connectors.engine.writing import WriteFailed
 from connectors.kafka.codec.codec import forward_headers
-from connectors.kafka.groups.troubles import Troubles
 from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.log.sign_of_life import SIGN_EVERY_S, Sign, read_signs
 from connectors.takeover.takeover import take_over
@@ -31,7 +29,7 @@ from connectors.testing.memory_kafka import MemoryConnection
 from jobs.terminal.engine_option import TAKEOVER_AFTER_S
 from ordering.base.errors import BrokerUnreachable, UsageError
 from ordering.base.names import Topic
-from tests.engine.serving import SITE, finder_of, running
+from tests.engine.serving import SITE, finder_of, started_job
 from tests.engine.serving import no_rival as no_rival
 from tests.waiting import WAIT, eventually
 
@@ -89,16 +87,6 @@ def test_a_time_below_that_of_two_signs_is_refused(kafka: MemoryConnection, monk
             Standby(EngineOptions(kafka, SITE, takeover_after_s=after_s), finder_of(kafka, (SITE,)))
 
 
-@contextmanager
-def job(kafka: MemoryConnection, takeover_after_s: float | None) -> Iterator[EngineJob]:
-    """Run a job; with `takeover_after_s` a standby."""
-    found = EngineJob(EngineOptions(kafka, SITE, troubles=Troubles(), takeover_after_s=takeover_after_s))
-    found._state.finder = finder_of(kafka, (SITE,))
-    with running(kafka, found):
-        eventually(found.ready.is_set, what="a job that is ready")
-        yield found
-
-
 def claims(kafka: MemoryConnection) -> int:
     with DataLog(kafka, "g", SITE) as log:
         return len(log.epochs.read(again=True).claims)
@@ -118,15 +106,15 @@ def send(kafka: MemoryConnection, number: int) -> None:
 def test_one_waits_for_the_other_in_turn(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sequencer ends; the standby orders on. A new sequencer fences it; it stands by, and takes over again."""
     with ExitStack() as opened:
-        with job(kafka, None):
-            waiting = opened.enter_context(job(kafka, 2.5)).options.troubles
+        with started_job(kafka, None):
+            waiting = opened.enter_context(started_job(kafka, 2.5)).options.troubles
             assert waiting is not None
             send(kafka, 1)
             threading.Event().wait(3.0)
             assert claims(kafka) == 1, "the sequencer gives signs"
         send(kafka, 2)
         assert claims(kafka) == 2
-        with job(kafka, None):
+        with started_job(kafka, None):
             send(kafka, 3)
             assert claims(kafka) == 3
             eventually(lambda: not waiting.unsigned_s(), what="no signs of a standby")
@@ -154,9 +142,9 @@ def other() -> Iterator[subprocess.Popen[bytes]]:
 def test_the_end_of_a_process_on_this_host_shows_at_once(
     kafka: MemoryConnection, other: subprocess.Popen[bytes], caplog: pytest.LogCaptureFixture
 ) -> None:
-    with claiming_as(other.pid), job(kafka, None):
+    with claiming_as(other.pid), started_job(kafka, None):
         send(kafka, 1)
-    with caplog.at_level(logging.INFO), job(kafka, 3600.0):
+    with caplog.at_level(logging.INFO), started_job(kafka, 3600.0):
         eventually(lambda: "This process waits." in caplog.text, what="a standby that has seen the process")
         threading.Event().wait(0.3)
         assert claims(kafka) == 1
@@ -170,9 +158,9 @@ def test_a_successor_that_has_given_no_sign_yet_is_let_alone(
     kafka: MemoryConnection, other: subprocess.Popen[bytes], caplog: pytest.LogCaptureFixture
 ) -> None:
     """A sequencer is replaced on purpose: its end is no reason to fence the new one."""
-    with claiming_as(other.pid), job(kafka, None):
+    with claiming_as(other.pid), started_job(kafka, None):
         send(kafka, 1)
-    with caplog.at_level(logging.INFO), job(kafka, 3600.0):
+    with caplog.at_level(logging.INFO), started_job(kafka, 3600.0):
         eventually(lambda: "This process waits." in caplog.text, what="a standby that has seen the process")
         with claiming_as(os.getppid()):
             take_over(kafka, "g", SITE)
@@ -187,10 +175,10 @@ def test_a_process_that_was_never_seen_proves_nothing(kafka: MemoryConnection, o
     other.kill()
     other.wait(WAIT)
     for pid in (other.pid, os.getpid()):
-        with claiming_as(pid), job(kafka, None):
+        with claiming_as(pid), started_job(kafka, None):
             eventually(lambda: ordered(kafka) >= 0, what="a start")
     before = claims(kafka)
-    with job(kafka, 3600.0):
+    with started_job(kafka, 3600.0):
         threading.Event().wait(1.0)
         assert claims(kafka) == before
 
@@ -210,7 +198,7 @@ def test_a_sequencer_that_stood_by_takes_over_again_at_once(
 
     monkeypatch.setattr(Standby, "wait", lambda *_: waits.append(None))
     monkeypatch.setattr(Loop, "turn", turned)
-    with job(kafka, 1.0):
+    with started_job(kafka, 1.0):
         send(kafka, 1)
         fails.set()
         eventually(lambda: claims(kafka) == 2, what="another takeover")
@@ -220,7 +208,7 @@ def test_a_sequencer_that_stood_by_takes_over_again_at_once(
 
 def test_what_hinders_a_look_ends_no_standby(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kafka does not tell the signs for a while. That is told, once, and is no silence."""
-    with job(kafka, None):
+    with started_job(kafka, None):
         send(kafka, 1)
     answers = iter([BrokerUnreachable("no broker answers.")] * 5)
 
@@ -230,7 +218,7 @@ def test_what_hinders_a_look_ends_no_standby(kafka: MemoryConnection, monkeypatc
         return read_signs(*what, **how)  # type: ignore[arg-type]
 
     monkeypatch.setattr(standby, "read_signs", asked)
-    with job(kafka, 0.5):
+    with started_job(kafka, 0.5):
         send(kafka, 2)
 
 
@@ -238,26 +226,26 @@ def test_a_standby_that_cannot_sign_takes_over(
     kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Kafka takes no sign of its own, as one group lacks its dead letters."""
-    with job(kafka, None):
+    with started_job(kafka, None):
         send(kafka, 1)
 
     def fails(*_: object) -> None:
         raise BrokerUnreachable("the topic is gone.")
 
     monkeypatch.setattr(standby, "sign_as_standby", fails)
-    with job(kafka, 0.5):
+    with started_job(kafka, 0.5):
         send(kafka, 2)
     assert caplog.text.count("sees this process: the topic is gone.") == 1
 
 
 def test_a_standby_without_groups_can_be_stopped() -> None:
-    with job(MemoryConnection(), 0.0):
+    with started_job(MemoryConnection(), 0.0):
         threading.Event().wait(0.3)
 
 
 def test_stopped_while_it_waits(kafka: MemoryConnection) -> None:
-    with job(kafka, None):
+    with started_job(kafka, None):
         send(kafka, 1)
-    with job(kafka, WAIT * 10):
+    with started_job(kafka, WAIT * 10):
         threading.Event().wait(0.3)
     assert claims(kafka) == 1
