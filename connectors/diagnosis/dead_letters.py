@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
+from functools import cache
 from typing import NamedTuple
 
 from kafka.structs import TopicPartition
@@ -137,10 +138,11 @@ def unsent(connection: Connection, group: str, site: str, letter: StoredLetter, 
     floor = state.membership.incarnation_floor
     if letter.reason == FORGOTTEN or (own is not None and own.incarnation <= floor):
         raise _unknown(letter, "the order may have its message, from before its sender was forgotten")
+    refused = cache(lambda: _refused(connection, group, site))
     for waits in _waiting(connection, Topic(group, "forward", site), since_ms, state):
         is_resent = _is_resent(waits.headers, mark)
-        is_repeat = _Ids(waits.sender, waits.incarnation, waits.local_seqno, waits.count).meet(own)
-        if not (is_resent or is_repeat) or str(waits.source) in _refused(connection, group, site):
+        is_repeat = _Ids(*waits.id, waits.count).meet(own)
+        if not (is_resent or is_repeat) or str(waits.source) in refused():
             continue
         if not is_resent:
             raise _sent(letter, "waits for a sequencer, since its sender has repeated it")

@@ -21,6 +21,7 @@ from connectors.kafka.connection.ranges import a_few_records, read_range, window
 from connectors.kafka.log.acts import KEPT, Act
 from connectors.kafka.log.data_log import DataLog, consumer_of_logs, topic_missing
 from connectors.kafka.log.entries import last_state
+from connectors.kafka.log.epoch_log import Epochs
 from connectors.kafka.log.liveness import ELSEWHERE, RESTORED, Liveness, SecondLook, judge
 from connectors.kafka.log.open_transactions import READ_COMMITTED, OpenTransaction, open_transactions
 from connectors.kafka.log.sign_of_life import Sign, read_signs
@@ -249,10 +250,7 @@ def read_status(
             handovers = sum(each.is_planned for each in epochs.claims)
             other = _other_history(data, ledger, (end, state))
             begins = data.beginning()
-            # The note of a purge is about the snapshot that remains at the beginning.
-            purged_ms = max(
-                (ms for note, ms in epochs.noted_ms.items() if begins and note.offset == begins + 1), default=0
-            )
+            purged_ms = _purged_ms(epochs, begins) or 0
         if agreement is not None:  # relayed records are another site's, which this site does not handle
             forward = [partition for partition in forward if partition.topic == str(Topic(group, "forward", site))]
         with connection.reachable():
@@ -320,19 +318,25 @@ def _in_force(data: DataLog, decided: SequencerState | None, signed_end: int) ->
     last sign that DATA has lost nothing since. Where DATA has lost its beginning, a purge's note shows that a snapshot
     is left. After a recent snapshot, DATA tells the state as cheaply.
     """
+    if decided is None or decided.unsnapped <= _SHORT:
+        return None
     epochs = data.epochs.read()
     claim = epochs.newest_claim
-    is_known = decided is not None and claim is not None and not claim.agreement and claim.epoch == decided.epoch
-    if not is_known or decided is None or decided.unsnapped <= _SHORT:
+    if claim is None or claim.agreement or claim.epoch != decided.epoch:
         return None
     begins, end = data.beginning(), data.end()
-    if end < signed_end or (begins and not any(note.offset == begins + 1 for note in epochs.notes)):
+    if end < signed_end or (begins and _purged_ms(epochs, begins) is None):
         return None
     epoch = last = 0
     for each in data.records(max(begins, end - _NEWEST_DATA), end):  # one at a time: payloads may be large
         if each.data.seqno:
             epoch, last = each.data.epoch, each.data.seqno + each.data.count - 1
     return (end, replace(decided, seqno=last)) if last and epoch == decided.epoch else None
+
+
+def _purged_ms(epochs: Epochs, begins: int) -> int | None:
+    """Return the time of the purge up to `begins`. Its note is about the snapshot that remains there."""
+    return max((ms for note, ms in epochs.noted_ms.items() if begins and note.offset == begins + 1), default=None)
 
 
 def _standby(metadata: MetadataClient, group: str, site: str) -> StandbySign | None:

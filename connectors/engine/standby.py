@@ -131,12 +131,15 @@ class Standby:
         return False
 
 
-def is_asked(epochs: Epochs) -> bool:
-    """Whether the newest request is for this process, now, and to replace the sequencer of the newest claim."""
+def is_asked(epochs: Epochs, since_ms: int) -> bool:
+    """Whether the newest request is for this process, now, and to replace the sequencer of the newest claim.
+
+    `since_ms`: the time since when it waits. An earlier process may have had its pid.
+    """
     asked = epochs.handover
     if asked is None or (asked.host, asked.pid) != this_process() or asked.epoch != epochs.newest_epoch:
         return False
-    return 0 <= time.time_ns() / 1e6 - asked.signed_ms <= REQUEST_S * 1_000
+    return asked.signed_ms >= since_ms and 0 <= time.time_ns() / 1e6 - asked.signed_ms <= REQUEST_S * 1_000
 
 
 class Seen(NamedTuple):
@@ -171,7 +174,7 @@ class _Lookout:
             if (claim := epochs.newest_claim) is not None and claim.is_over:
                 epochs = self._epochs(groups, signs)  # another one may have claimed, and given no sign yet
             self._sign(self._metadata, groups)
-            return Seen(signs, epochs.newest_claim, is_asked(epochs))
+            return Seen(signs, epochs.newest_claim, is_asked(epochs, self._since_ms))
         except (AbcastError, KafkaError) as error:
             if self._throttle.is_due(str(error)):
                 _logger.warning("standby: %s Trying again.", error)
@@ -180,8 +183,7 @@ class _Lookout:
 
     def _sign(self, metadata: MetadataClient, groups: Sequence[str]) -> None:
         """Give a sign, if one is due. Without signs, it still takes over from a sequencer that is gone."""
-        now = time.monotonic()
-        if now < self._sign_at:
+        if time.monotonic() < self._sign_at:
             return
         try:
             sign_as_standby(metadata, groups, self._site, self._since_ms)
@@ -190,7 +192,7 @@ class _Lookout:
             self._pause_s = min(2 * self._pause_s, _UNSIGNED_S)  # each try may take seconds, in which it does not look
             if self._throttle.is_due(str(error)):
                 _logger.warning("standby: neither `abcast status` nor `abcast takeover` sees this process: %s", error)
-        self._sign_at = now + self._pause_s
+        self._sign_at = time.monotonic() + self._pause_s
 
     def _epochs(self, groups: Sequence[str], signs: Mapping[str, Sign]) -> Epochs:
         """Return EPOCH of the group whose sign is the newest."""

@@ -29,10 +29,9 @@ def beginning_of(sites: Sites | None, site: str) -> Callable[[SequencerState], N
             epochs = data.epochs.read()
         if epochs.is_promoted():
             return
-        other = next(
-            (other for other in sites.connections if other != site and _has_order(sites, state.group, other)), ""
-        )
-        if other:
+        orders = {other: _order_at(sites, state.group, other) for other in sites.connections if other != site}
+        other = max(orders, key=orders.__getitem__, default="")
+        if orders.get(other):
             # A site with claims of its own was the home, and has lost DATA: it can't be promoted.
             home, lacks = (other, "has lost all of it") if epochs.has_decided() else (site, "has nothing of it")
             raise UsageError(
@@ -43,14 +42,15 @@ def beginning_of(sites: Sites | None, site: str) -> Callable[[SequencerState], N
     return check
 
 
-def _has_order(sites: Sites, group: str, other: str) -> bool:
+def _order_at(sites: Sites, group: str, other: str) -> int:
+    """Return 2 if a sequencer of the site has claimed the group, 1 if the site has a copy of its order, 0 otherwise."""
     try:
         with DataLog(sites.connection(other), group, other) as data:
-            return bool(data.epochs.read().claims) or data.is_copy()
+            return 2 if data.epochs.read().claims else int(data.is_copy())
     except TopicMissing:
-        return False
+        return 0
     except KafkaRefused:
         _logger.info("group %s begins here. This job has no right to see whether %s has an order of it", group, other)
     except BrokerUnreachable as error:
         _logger.warning("group %s begins here. It is not known whether %s has an order of it (%s)", group, other, error)
-    return False
+    return 0

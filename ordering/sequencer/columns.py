@@ -372,7 +372,7 @@ def _go_back_n(
         for row, its_incarnation, local, messages in zip(*(column[span].tolist() for column in columns), strict=True):
             taken = next_accepted(row_of, its_incarnation, local, messages)
             if taken is not None:
-                accepted[row] = min(messages, count_between(row_of, taken))
+                accepted[row] = count_between(row_of, taken)
                 row_of, changed = taken, True
         if changed:
             changes[rows.senders[owner[index]]] = row_of

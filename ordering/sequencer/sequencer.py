@@ -188,7 +188,7 @@ def _beyond(row: ReceivedRow | None, after: ReceivedRow, record: Forward) -> For
     """Return the record without the messages of a pack up to the sender's row. `after`: the row behind the record."""
     if record.kind != MESSAGES:
         return record
-    return rest_of(record, min(record.count, count_between(row or NOTHING_ACCEPTED, after)))
+    return rest_of(record, count_between(row or NOTHING_ACCEPTED, after))
 
 
 def _judged(

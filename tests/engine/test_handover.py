@@ -109,7 +109,7 @@ def test_a_request_that_nobody_follows_has_no_effect_later(
     assert epochs(kafka).handover is not None
     with started_job(kafka, 3600.0):
         eventually(lambda: stands_by(kafka), what="a standby")
-        assert not standby.is_asked(epochs(kafka))
+        assert not standby.is_asked(epochs(kafka), 0)
     assert len(epochs(kafka).claims) == 1
 
 
@@ -137,12 +137,13 @@ def test_a_request_is_for_one_process_one_epoch_and_a_while(monkeypatch: pytest.
     monkeypatch.setattr("time.time_ns", lambda: now_ms * 1_000_000)
     known = Epochs(SITE, claims=[Claim(7, 0, "a", 1)])
 
-    def follows(request: Handover) -> bool:
+    def follows(request: Handover, since_ms: int = 0) -> bool:
         known.handover = request
-        return standby.is_asked(known)
+        return standby.is_asked(known, since_ms)
 
     request = Handover(7, host, pid, now_ms - 9_000)
     assert follows(request)
+    assert not follows(request, since_ms=now_ms - 8_000), "an earlier process had the pid"
     for other in (
         {"epoch": 6},
         {"host": "b"},

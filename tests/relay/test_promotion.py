@@ -116,6 +116,20 @@ def test_a_new_home_does_not_begin_anew(hub: Hub) -> None:
     assert beginning_of(sites, "sfo") is None
 
 
+def test_a_home_whose_last_messages_are_sealed_off_is_named() -> None:
+    """The old home did not answer an earlier promotion. Nobody else has its last messages."""
+    hub = Hub()
+    hub.order("nyc", "a", 3)
+    hub.copy("nyc", "lax")
+    hub.order("nyc", "b", 2)
+    hub.copy("nyc", "sfo")
+    hub.order("nyc", "c", 4)
+    without = {name: hub.connections[name] for name in ("sfo", "lax")}
+    promote(replace(hub.sites, connections=without), GROUP, "sfo")
+    assert promote(replace(hub.sites, home="lax"), GROUP, "lax") == Promotion(5, 2, ("nyc",))
+    assert len(hub.messages("lax")) == 5
+
+
 def test_a_home_that_has_lost_all_of_its_data_names_a_site_to_promote(hub: Hub) -> None:
     """A site with claims of its own can't be promoted."""
     check = beginning_of(replace(hub.sites, home="nyc"), "nyc")

@@ -20,19 +20,19 @@ def _rules(epochs: Epochs) -> tuple[bool, bool, bool]:
     return (asked.host, asked.pid) == epochs_codec.this_process(), asked.epoch == epochs.newest_epoch, is_new
 
 
-def of_another(epochs: Epochs) -> bool:
+def of_another(epochs: Epochs, _since_ms: int) -> bool:
     """Follow a request that names another standby."""
     _, is_of_epoch, is_new = _rules(epochs)
     return is_of_epoch and is_new
 
 
-def twice(epochs: Epochs) -> bool:
+def twice(epochs: Epochs, _since_ms: int) -> bool:
     """Follow a request that was followed."""
     is_own, _, is_new = _rules(epochs)
     return is_own and is_new
 
 
-def for_good(epochs: Epochs) -> bool:
+def for_good(epochs: Epochs, _since_ms: int) -> bool:
     """Follow a request of any age."""
     is_own, is_of_epoch, _ = _rules(epochs)
     return is_own and is_of_epoch
@@ -45,6 +45,6 @@ MUTATIONS = tuple(
         ("asked-another", "A standby follows a request that names another one", UNASKED, of_another),
         ("asked-twice", "A standby follows a request that was followed already", UNASKED, twice),
         ("asked-for-good", "A standby follows a request of any age", UNASKED, for_good),
-        ("asked-in-vain", "A standby follows no request", UNHEARD, lambda _: False),
+        ("asked-in-vain", "A standby follows no request", UNHEARD, lambda *_: False),
     )
 )

@@ -108,7 +108,7 @@ class SendingHalf:
 
         All messages are accepted, or none. With an outbox they enter it in one step. So a member that is killed then
         sends all of them later, or none. This costs less for each message than `broadcast`, and least in a group of
-        format 3: there they go in packs.
+        format 3: there a member without casts sends packs.
 
         The messages are ordered as they are given, behind what this member has broadcast before. Messages of other
         members may come between them, and a view. `receipt.result()` returns the seqno of the

@@ -9,10 +9,10 @@ in order, except where a produce request failed (`connectors.client.tail.go_back
 if both the participant and the caster release it. With casts, the last records of the table wait for the casts before
 them (`ordering.casts.outgoing`), and headers behind their own say what they depend on.
 
-Packs. Successive messages with equal headers that are sent together go in packs, if the group takes them. A message is
-sent again in whatever pack it falls into then: the sequencer judges each local seqno, and cuts an overlap
-(`ordering.sequencer.sequencer`). So neither the table nor the outbox keeps the edges of packs. No message waits for a
-pack to grow.
+Packs. Successive messages with equal headers that are sent together go in packs, if the group takes them. With casts,
+only messages that are sent again go in packs. A message is sent again in whatever pack it falls into then: the
+sequencer judges each local seqno, and cuts an overlap (`ordering.sequencer.sequencer`). So neither the table nor the
+outbox keeps the edges of packs. No message waits for a pack to grow.
 
 The lock. All methods are called under `Incarnations.changed`, except three: `look_after`, which takes it if something
 is due, `heartbeat` and `close`.

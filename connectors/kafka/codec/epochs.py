@@ -227,11 +227,10 @@ def decode(
             home, highest = (value or b"").decode("ascii").split()[:2]
             return Move(home, int(highest))
         if version_and_kind == _NOTE:
-            numbers, asked = (value or b"").split()[:3], (value or b"").split()[3:7]
-            if len(asked) == len(Handover._fields) - 1:
-                replaced, host, pid, signed_ms = (field.decode("ascii") for field in asked)
-                return Handover(int(replaced), host, int(pid), int(signed_ms), at_ms)
-            return Note(*map(int, numbers))
+            fields = (value or b"").split()
+            if len(fields) >= 7:
+                return Handover(int(fields[3]), fields[4].decode("ascii"), int(fields[5]), int(fields[6]), at_ms)
+            return Note(*map(int, fields[:3]))
         if version_and_kind == EXCLUSION:
             view, *names = (value or b"").decode("ascii").split()
             return Exclusion(int(view), tuple(names))

@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, nullcontext, suppress
+from itertools import chain
 from types import MappingProxyType
 from typing import NamedTuple
 from urllib.parse import quote, unquote
@@ -173,23 +174,37 @@ def read_signs(
     """
     places, considered = {group: _partition(group, site) for group in groups}, list(forward)
     data = {group: _data(group, site) for group in places}
-    committed: dict[TopicPartition, OffsetAndMetadata] = {}
     with nullcontext(metadata) if metadata is not None else closing(connection.metadata_client()) as client:
-        try:
-            committed = client.committed(group_id(site), [*places.values(), *data.values(), *considered])
-        except KafkaRefused:
-            if len(places) <= 1:
-                raise
-            # Kafka refuses single topics; the client then has no answer about the others.
-            for group in places:
-                with suppress(KafkaRefused):
-                    committed |= client.committed(group_id(site), [places[group], data[group]])
+        committed = committed_of(client, site, [[places[group], data[group]] for group in places], considered)
     signs = {group: Sign.decode(committed.get(place)) for group, place in places.items()}
     return Signs(
         {group: sign for group, sign in signs.items() if sign is not None},
         {partition: int(committed[partition].offset) for partition in considered if partition in committed},
         {group: int(committed[place].offset) for group, place in data.items() if place in committed},
     )
+
+
+def committed_of(
+    metadata: MetadataClient,
+    site: str,
+    groups: Sequence[Sequence[TopicPartition]],
+    others: Sequence[TopicPartition] = (),
+) -> dict[TopicPartition, OffsetAndMetadata]:
+    """Return what the site's sequencer and standby have committed for the partitions of groups, and for `others`.
+
+    Kafka refuses single topics; the client then has no answer about the rest. So groups are asked for one by one, and
+    the refused ones left out. Raises BrokerUnreachable; KafkaRefused for a single group.
+    """
+    try:
+        return metadata.committed(group_id(site), [*chain.from_iterable(groups), *others])
+    except KafkaRefused:
+        if len(groups) <= 1:
+            raise
+    committed: dict[TopicPartition, OffsetAndMetadata] = {}
+    for places in groups:
+        with suppress(KafkaRefused):
+            committed |= metadata.committed(group_id(site), list(places))
+    return committed
 
 
 def _partition(group: str, site: str) -> TopicPartition:

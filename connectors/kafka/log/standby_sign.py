@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from typing import NamedTuple
 
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from connectors.kafka.codec.epochs import this_process
 from connectors.kafka.connection.metadata_client import MetadataClient
-from connectors.kafka.log.sign_of_life import SILENT_AFTER_S, group_id
-from ordering.base.errors import KafkaRefused
+from connectors.kafka.log.sign_of_life import SILENT_AFTER_S, committed_of, group_id
 from ordering.base.names import Topic
 
 STANDBY_SIGN_S = 1.0
@@ -71,15 +69,7 @@ def sign_as_standby(metadata: MetadataClient, groups: Iterable[str], site: str, 
 def read_standbys(metadata: MetadataClient, groups: Iterable[str], site: str) -> Mapping[str, StandbySign]:
     """Return the newest sign of each group that has one. Raises BrokerUnreachable; KafkaRefused for a single group."""
     places = {_place(group, site): group for group in groups}
-    try:
-        committed = metadata.committed(group_id(site), list(places))
-    except KafkaRefused:
-        if len(places) <= 1:
-            raise
-        committed = {}
-        for place in places:  # Kafka refuses single topics; the client then has no answer about the others
-            with suppress(KafkaRefused):
-                committed |= metadata.committed(group_id(site), [place])
+    committed = committed_of(metadata, site, [[place] for place in places])
     signs = {places[place]: StandbySign.decode(found) for place, found in committed.items()}
     return {group: sign for group, sign in signs.items() if sign is not None}
 

@@ -120,7 +120,7 @@ def _has_been_at(at: int, sites: Sequence[bytes], headers: Headers) -> bool:
     """Whether a mark names one of the sites. Relays write their header as the first one."""
     if not headers or headers[0][0] != HEADER:
         return False
-    marks = b"".join(b" " + each for each in (headers[0][1] or b"").split(b" ", at)[at:])
+    marks = b" " + b"".join((headers[0][1] or b"").split(b" ", at)[at:])
     return any(site in marks for site in sites)
 
 

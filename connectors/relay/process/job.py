@@ -158,7 +158,7 @@ class RelaySupervisor:
         names = relay.select_topics(list(counts))
         self._warn_of_hidden(counts)
         for group, error in relay.leaderless(names).items():
-            if group not in self._suspended.reasons:
+            if group not in self._suspended:
                 self._suspend(group, error)
             names.pop(group, None)
         # A topic that `select_topics` has made just now is counted in the next look.

@@ -41,6 +41,7 @@ from connectors.relay.relay import Relay
 from connectors.takeover.same_forward import InputLost
 from ordering.base.errors import AbcastError, BrokerUnreachable, ProtocolViolation
 from ordering.base.names import Topic
+from ordering.base.records import headers_bytes
 
 POLL_S = 0.1
 """The longest wait for a record, or for a change."""
@@ -276,6 +277,8 @@ class CopyLoop:
     def _advance(self, name: str) -> None:
         """Send copies of the waiting records, as many as may be on their way."""
         group = self._groups[name]
+        if not group.waiting:
+            return
         room = MOST_BYTES_OF_ALL - sum(each.bytes for each in self._groups.values())
         try:
             while group.waiting and not group.is_full and room > 0:
@@ -346,5 +349,4 @@ class CopyLoop:
 
 
 def _size(copy: MadeRecord) -> int:
-    headers = sum(len(name) + len(value or b"") for name, value in copy.headers)
-    return len(copy.key or b"") + len(copy.value or b"") + headers + _RECORD_BYTES
+    return len(copy.key or b"") + len(copy.value or b"") + headers_bytes(copy.headers) + _RECORD_BYTES
