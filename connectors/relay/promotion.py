@@ -113,7 +113,7 @@ def promote(sites: Sites, group: str, site: str, why: str = "") -> Promotion:
         for other in sorted(sources, key=lambda known: known.state().seqno):  # anew: some may have grown
             copy_rest(other, copy)
         state = copy.state()
-        silent += [other.topic.site for other in sources if _has_more(other, copy)]
+        silent += [other.topic.site for other in sources if not _leads_on(other.state(), state)]
         above = epochs_above(max([state.epoch, *(other.epochs.read().highest_epoch for other in former)]))
         move_home(copy.connection, copy.epochs.topic, Move(site, above), act)
         return Promotion(state.seqno, state.seqno - before, tuple(silent))

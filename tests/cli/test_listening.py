@@ -125,7 +125,10 @@ def test_a_ledger_that_fails_again_and_again(broker: EmbeddedBroker, tmp_path: P
         assert (scraped(run)["abcast_job_ready", "ledger"], scraped(run)["abcast_job_ready", "sequence"]) == (0, 1)
         sent = abcast_here("publish", "-g", group, "-m", "alice", cwd=tmp_path, variables=variables, text=b"1\n")
         assert sent.returncode == 0, sent.stderr
-        assert "ledger has ended" in abcast_here("status", cwd=tmp_path, variables=variables).stdout
+        told = "status tells that the ledger has ended"  # the next sign of life carries it
+        eventually(
+            lambda: "ledger has ended" in abcast_here("status", cwd=tmp_path, variables=variables).stdout, what=told
+        )
         lock.rmdir()
         eventually(lambda: get(run, "/readyz") == (200, "ready\n"), 180, "the ledger works")
         assert scraped(run)["abcast_job_ready", "ledger"] == 1
