@@ -11,6 +11,7 @@ from jobs.terminal.engine_option import (
     EngineOption,
     Standby,
     TakeoverAfter,
+    after_s_of,
     agreement_of,
     engine_job,
     run_engine,
@@ -30,7 +31,6 @@ from jobs.terminal.options import (
 )
 from jobs.terminal.sites_option import SitesFile, check_sequences, kafka_of_site, optional_sites
 from jobs.terminal.streaming import job_options, run_jobs, served
-from ordering.base.errors import UsageError
 from ordering.base.names import DEFAULT_SITE
 
 
@@ -62,13 +62,11 @@ def sequence(
     agreed = agreement_of(topology, site, agreement)
     which = served(groups, look_every_s)
     connection = kafka_of_site(topology, site, bootstrap_servers, kafka_config, "sequence")
-    if standby and engine is not Engine.process:
-        raise UsageError("a standby is a plain Python process: add --engine process. It waits beside Spark, too.")
+    after_s = after_s_of(engine, takeover_after_s, stands_by=standby)
     with listening(listen, {site: connection}, data, which, topology, payloads=listen_payloads) as troubles:
         if engine is Engine.process:
             from connectors.relay.beginning import beginning_of
 
-            after_s = takeover_after_s if standby else None
             check = beginning_of(topology, site)
             run_engine(engine_job(connection, site, data, agreed, which, troubles, check, after_s))
             return

@@ -89,6 +89,10 @@ class EngineJob:
         """Ask `run` to return after the current batch."""
         self._stop.set()
 
+    def has_claimed(self) -> bool:
+        """Whether this process is a sequencer, and no standby that waits. For any thread."""
+        return bool(self._state.epochs)
+
     def run(self) -> None:
         """Work until stopped. Raises errors that will not pass, such as Fenced, or come too often (`Retries`).
 
@@ -102,7 +106,7 @@ class EngineJob:
             while not self._stop.is_set():
                 started = time.monotonic()
                 try:
-                    if standby is not None and not self._state.epochs:
+                    if standby is not None and not self.has_claimed():
                         self.ready.set()
                         if options.troubles is not None:
                             options.troubles.expect_signs(())  # the other sequencer gives them

@@ -82,7 +82,7 @@ def _find_standbys(
         if time.monotonic() >= deadline:
             named = ", ".join(lacking[:_NAMED]) + (" and others" if len(lacking) > _NAMED else "")
             raise UsageError(
-                f"no standby waits at site {site} for {named}: start one, `abcast sequence --engine process --standby "
+                f"no standby waits at site {site} for {named}: start one, `abcast run --engine process --standby "
                 f"--site {site}`, wait until it says so, and try again."
             )
         sleep(_LOOK_S)

@@ -59,7 +59,9 @@ Standby = Annotated[
     typer.Option(
         "--standby",
         help="Wait beside the site's sequencer, of either engine, and take over when that is gone; stand by again when "
-        "another one has taken over. Needs --engine process.",
+        "another one has taken over. Needs --engine process. In `abcast run`, the ledger does not wait: beside another "
+        "one it writes each row once, in a directory of its own it keeps a second table. Relays run while this process "
+        "orders.",
     ),
 ]
 TakeoverAfter = Annotated[
@@ -86,6 +88,15 @@ AgreementOption = Annotated[
         help="Let sites agree on the order. Without a sites' file, the site agrees with itself alone.",
     ),
 ]
+
+
+def after_s_of(engine: Engine, after_s: float, *, stands_by: bool) -> float | None:
+    """Return the seconds of silence after which the sequencer takes over; None for at once. Raises UsageError."""
+    if not stands_by:
+        return None
+    if engine is not Engine.process:
+        raise UsageError("a standby is a plain Python process: add --engine process. It waits beside Spark, too.")
+    return after_s
 
 
 def agreement_of(sites: Sites | None, site: str, how: HowDecided | None) -> AgreementSettings | None:

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 MakeJobs = Callable[[Troubles], "Sequence[SparkJob]"]
 """Makes the jobs, in the child: a function of a module, or a partial of one, with values that can be pickled."""
 
+IsWanted = Callable[[], bool]
+
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
 """The waits before a child is started again grow."""
 _STOP_S = 60.0
@@ -56,11 +58,13 @@ def _ledger_jobs(options: LedgerOptions, troubles: Troubles) -> Sequence[SparkJo
     return [ProcessLedgerJob(options), ProcessCastJob(options)]
 
 
-def relays_process(site: str, relays: Relays, served: Served, troubles: Troubles | None) -> JobsProcess:
-    """Return the process of a site's relays."""
+def relays_process(
+    site: str, relays: Relays, served: Served, troubles: Troubles | None, is_wanted: IsWanted | None = None
+) -> JobsProcess:
+    """Return the process of a site's relays. `is_wanted`: as in `JobsProcess`."""
     connections = {name: replace(each, waiting=nullcontext) for name, each in relays.sites.connections.items()}
     relays = relays._replace(sites=replace(relays.sites, connections=connections))
-    return JobsProcess("relays", site, functools.partial(_relay_jobs, relays, served), troubles)
+    return JobsProcess("relays", site, functools.partial(_relay_jobs, relays, served), troubles, is_wanted)
 
 
 def _relay_jobs(relays: Relays, served: Served, troubles: Troubles) -> Sequence[SparkJob]:
@@ -92,9 +96,16 @@ class JobsProcess:
     keeps_trying = True
     ends_alone_with: tuple[type[AbcastError], ...] = ()
 
-    def __init__(self, name: str, site: str, make: MakeJobs, troubles: Troubles | None) -> None:
-        """Start nothing yet. `name`: of the jobs together, in the plural or for one. `troubles`: of this process."""
+    def __init__(
+        self, name: str, site: str, make: MakeJobs, troubles: Troubles | None, is_wanted: IsWanted | None = None
+    ) -> None:
+        """Start nothing yet.
+
+        `name`: of the jobs together, in the plural or for one. `troubles`: of this process. `is_wanted`: whether the
+        jobs are to run now; else the child is killed: another process's jobs go on, so these say no farewell.
+        """
         self.name = name
+        self._is_wanted = is_wanted or (lambda: True)
         self._site, self._make, self._troubles = site, make, troubles or Troubles()
         self.ready = threading.Event()
         self._works_at = float("inf")
@@ -105,13 +116,19 @@ class JobsProcess:
         self._stop.set()
 
     def run(self) -> None:
-        """Keep a child running until stopped."""
+        """Keep a child running, while it is wanted, until stopped."""
         wait_s, throttle = FIRST_WAIT_S, LogThrottle()
         while not self._stop.is_set():
+            if not self._is_wanted():
+                wait_s = FIRST_WAIT_S
+                self._troubles.begin(self.name)  # to wait is none
+                self.ready.set()
+                self._stop.wait(LOOK_S)
+                continue
             began = time.monotonic()
             why = self._run_child()
             wait_s = FIRST_WAIT_S if time.monotonic() - began >= HEALTHY_S else min(2 * wait_s, LONGEST_WAIT_S)
-            if not self._stop.is_set():
+            if not self._stop.is_set() and self._is_wanted():
                 self._troubles.end(self.name, why)
                 self.ready.set()
                 if throttle.is_due(why):
@@ -138,7 +155,7 @@ class JobsProcess:
                     asked_at = time.monotonic()
                     with contextlib.suppress(OSError):
                         ours.send(None)
-                if time.monotonic() - asked_at > _STOP_S:
+                if time.monotonic() - asked_at > _STOP_S or not self._is_wanted():
                     child.kill()
                 ended_with = self._take_in(ours) or ended_with
                 if time.monotonic() - self._works_at > HEALTHY_S:  # so one that fails again and again shows as ended

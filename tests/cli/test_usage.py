@@ -113,8 +113,10 @@ def test_a_process_says_and_ends_the_same(tmp_path: Path, arguments: list[str]) 
             ["demo", "--sites", "nyc,sfo", "--stay"],
             "--port and --stay are for a demo of one site",
         ),
+        (["run", "--standby"], "add --engine process"),
+        (["run", "--standby", "--engine", "process", "--maintain-every", "1h"], "a standby starts no JVM"),
     ],
-    ids=["group", "member", "long member", "site", "job at a site", "no ledger", "mode", "stay"],
+    ids=["group", "member", "long member", "site", "job at a site", "no ledger", "mode", "stay", "standby", "jvm"],
 )
 def test_bad_names(tmp_path: Path, broker_is_not_asked: dict[str, str], arguments: list[str], said: str) -> None:
     """A name that can't be used is refused with one sentence and exit code 2."""

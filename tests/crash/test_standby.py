@@ -9,8 +9,8 @@ import pytest
 
 from connectors.kafka.log.data_log import DataLog
 from tests.crash.processes import ABCAST, Process
-from tests.crash.scenario import Load, Observer, Scenario
-from tests.waiting import PATIENCE, eventually
+from tests.crash.scenario import Load, Observer, Scenario, ledger_seqno
+from tests.waiting import PATIENCE, WAIT, eventually
 
 pytestmark = [pytest.mark.crash, pytest.mark.broker, pytest.mark.timeout(300)]
 
@@ -66,6 +66,23 @@ def test_killed_suspended_and_killed_again(scenario: Scenario, engine: str) -> N
     sent = [message for load in loads for message in load.finish()]
     assert scenario.verify(sent, {"olga": observer.wait(len(sent))}) == len(sent)
     assert len(set(scenario.epochs())) == 4, "each one took over once"
+    second.stop()
+
+
+def test_all_of_run_goes_on(scenario: Scenario) -> None:
+    """A standby of `run` has tables of its own before it is needed, and goes on with them."""
+    scenario.job("run", None, "--engine", "process")
+    load = scenario.load("alice")
+    observer = scenario.observer("olga")
+    observer.wait(30)
+    own = scenario.directory / "own"
+    second = scenario.job("run", own, "--engine", "process", "--standby")
+    second.wait_for("This process waits.")
+    eventually(lambda: ledger_seqno(own / "ledger", scenario.group) > 0, WAIT, "a table of its own")
+    scenario.processes[0].kill()
+    again(observer, AT_ONCE_S, "all of the first is killed")
+    sent = load.finish()
+    assert scenario.verify(sent, {"olga": observer.wait(len(sent))}, ledger=own / "ledger") == len(sent)
     second.stop()
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import threading
 from collections.abc import Sequence
+from multiprocessing.process import BaseProcess
 
 import pytest
 
@@ -22,6 +24,34 @@ def killed(_: Troubles) -> Sequence[SparkJob]:
 
 def exits(_: Troubles) -> Sequence[SparkJob]:
     os._exit(3)
+
+
+def waits(_: Troubles) -> Sequence[SparkJob]:
+    threading.Event().wait()
+    return []
+
+
+def child() -> BaseProcess | None:
+    return next((each for each in multiprocessing.active_children() if each.name == "abcast-relays"), None)
+
+
+def test_a_child_runs_while_it_is_wanted() -> None:
+    """Relays run beside the sequencer of their process, and no longer: their end is no trouble."""
+    wanted, troubles = threading.Event(), Troubles()
+    process = JobsProcess("relays", "nyc", waits, troubles, wanted.is_set)
+    thread = threading.Thread(target=process.run)
+    thread.start()
+    assert process.ready.wait(WAIT), "it waits, which holds up nothing"
+    for _ in range(2):
+        assert child() is None
+        wanted.set()
+        eventually(lambda: child() is not None, WAIT, "a child")
+        wanted.clear()
+        eventually(lambda: child() is None, WAIT, "no child")
+        assert not troubles.ended()
+    process.stop()
+    thread.join(WAIT)
+    assert not thread.is_alive()
 
 
 @pytest.mark.parametrize(
