@@ -142,7 +142,7 @@ def _run_light(
 ) -> None:
     """Run without Spark: nothing that the site needs takes it. `after_s`: as in `after_s_of`.
 
-    Two relays of a direction do each other's work again, and those of a mesh end each other's sessions. So a standby's
+    Two relays of a direction do the work twice, and in a mesh they end each other's sessions. So a standby's
     relays wait with its sequencer. Its ledger does not: a second table is a copy that is complete when it is needed.
     """
     from connectors.ledger.process.table_job import LedgerOptions

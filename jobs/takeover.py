@@ -23,8 +23,8 @@ def takeover(
 
     The other sequencer becomes the standby if it was started with --standby, and ends otherwise. If a supervisor then
     starts it again, it takes the groups back: hand over between two processes with --standby. The order pauses for less
-    than a second. It counts as no feud. A standby takes over all groups that it serves: give --groups as it has
-    them.
+    than a second. It counts as no feud. A standby takes over all groups that it serves, even if --groups names some of
+    them. Within 10 s of a handover, the command only tells of that one.
     """
     from connectors.kafka.groups.group_choice import ALL_GROUPS, GroupChoice
     from connectors.kafka.topics.topics import find_groups
@@ -32,10 +32,11 @@ def takeover(
 
     connection = connection_to(bootstrap_servers, kafka_config, "takeover")
     chosen = ALL_GROUPS if groups is None else GroupChoice.parse(groups)
-    found = list(filter(chosen.has, find_groups(connection, site)))
+    at_site = find_groups(connection, site)
+    found = list(filter(chosen.has, at_site))
     if not found:
         raise UsageError(f"no groups {chosen} at site {site}.")
-    for each in hand_over(connection, found, site, why):
+    for each in hand_over(connection, found, site, why, beside=at_site):
         text = json.dumps(each._asdict()) if as_json else f"{each.group}: handed over to {each.who}, epoch {each.epoch}"
         typer.echo(text)
 

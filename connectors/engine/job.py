@@ -90,7 +90,7 @@ class EngineJob:
         self._stop.set()
 
     def has_claimed(self) -> bool:
-        """Whether this process is a sequencer, and no standby that waits. For any thread."""
+        """Whether this process is a sequencer, or becomes one on request, and no standby that waits. For any thread."""
         return bool(self._state.epochs)
 
     def run(self) -> None:
@@ -99,6 +99,7 @@ class EngineJob:
         A standby waits for its turn until it has claimed a group, and again when it is fenced, which does not end it.
         """
         options, retries = self.options, Retries(self.name)
+        asked: Mapping[str, int] = {}
         with contextlib.closing(self._state.finder):
             standby = Standby(options, self._state.finder) if options.takeover_after_s is not None else None
             if standby is None and self._yields():
@@ -110,9 +111,10 @@ class EngineJob:
                         self.ready.set()
                         if options.troubles is not None:
                             options.troubles.expect_signs(())  # the other sequencer gives them
-                        is_asked = standby.wait(self._stop)
-                        if self._stop.is_set() or (not is_asked and self._yields()):
+                        asked = standby.wait(self._stop)
+                        if self._stop.is_set() or (not asked and self._yields()):
                             return
+                        self._state.epochs |= asked  # a sequencer that is newer than the request is let alone
                         started = time.monotonic()
                     self._attempt()
                 except Fenced as fenced:
@@ -123,6 +125,8 @@ class EngineJob:
                 except AbcastError as error:
                     if self._stop.is_set() and error.retriable:
                         return
+                    if self._state.epochs == asked:  # it has claimed nothing
+                        self._state.epochs.clear()
                     self._stop.wait(retries.failed(error, time.monotonic() - started))
 
     def _yields(self) -> bool:

@@ -18,7 +18,7 @@ why it goes on without that group.
 A standby signs, too (`connectors.kafka.log.standby_sign`), and an operator may ask it to take over at once
 (`connectors.takeover.handover`). It follows a request only if that names this process, its sign of the last
 `REQUEST_S`, and the newest claim. So a request that comes late, twice, or to another process has no effect. A takeover
-that has begun does not look at the request again.
+that has begun regards the claim that the request names as its own: behind a newer one it is fenced, and stands by.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from connectors.kafka.log.epoch_log import Epochs
 from connectors.kafka.log.sign_of_life import SIGN_EVERY_S, Sign, read_signs
 from connectors.kafka.log.standby_sign import REQUEST_S, STANDBY_SIGN_S, sign_as_standby
 from connectors.kafka.transport import Consumer
-from connectors.takeover.groups import groups_at
+from connectors.takeover.groups import epochs_of_groups, groups_at
 from ordering.base.errors import AbcastError, UsageError
 
 LEAST_AFTER_S = 2 * SIGN_EVERY_S
@@ -100,10 +100,11 @@ class Standby:
         self._connection, self._site, self._after_s = options.connection, options.site, options.takeover_after_s
         self._finder = finder
 
-    def wait(self, stop: threading.Event) -> bool:
-        """Return when the sequencer is gone, an operator asks for a takeover, or `stop` is set. Whether one asks.
+    def wait(self, stop: threading.Event) -> Mapping[str, int]:
+        """Return when the sequencer is gone, an operator asks for a takeover, or `stop` is set.
 
-        Raises no error: what hinders it is logged.
+        Returns the epochs that the operator wants replaced, by group; {} if none asks. Raises no error: what hinders it
+        is logged.
         """
         # Standbys that began together do not claim together.
         silence = SequencerSilence(self._after_s + secrets.randbelow(_SPREAD_MS) / 1_000)
@@ -119,16 +120,15 @@ class Standby:
                     living = claim.who
                 elif claim is not None and claim.who == living:
                     _logger.warning("standby: the sequencer, %s, has ended. This process takes over.", living)
-                    return False
-                if asked:
-                    _logger.warning("standby: an operator asks for a takeover. This process takes over.")
-                elif is_long:
+                    return {}
+                if is_long and not asked:
                     _logger.warning("standby: no sign of a sequencer for %g s. This process takes over.", self._after_s)
-                    return False
+                    return {}
                 stop.wait(LOOK_S)  # if asked, the requests for other groups are on their way
-                if asked:
-                    return True
-        return False
+                if asked and (epochs := lookout.asked(self._finder)):
+                    _logger.warning("standby: an operator asks for a takeover. This process takes over.")
+                    return epochs
+        return {}
 
 
 def is_asked(epochs: Epochs, since_ms: int) -> bool:
@@ -180,6 +180,14 @@ class _Lookout:
                 _logger.warning("standby: %s Trying again.", error)
             self.close()
             return Seen(signs)
+
+    def asked(self, finder: TopicFinder) -> Mapping[str, int]:
+        """Return the epochs that this process is asked to replace, by group, as far as Kafka tells."""
+        try:
+            known = epochs_of_groups(self._connection, groups_at(finder.find(), self._site), self._site)
+        except (AbcastError, KafkaError):
+            return {}
+        return {group: epochs.newest_epoch for group, epochs in known.items() if is_asked(epochs, self._since_ms)}
 
     def _sign(self, metadata: MetadataClient, groups: Sequence[str]) -> None:
         """Give a sign, if one is due. Without signs, it still takes over from a sequencer that is gone."""

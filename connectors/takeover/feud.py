@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import logging
-import threading
 import time
 from collections.abc import Callable
 
-from connectors.kafka.codec.epochs import Claim, seconds_to_yield, this_host
+from connectors.kafka.codec.epochs import seconds_to_yield, this_host
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.groups.group_choice import ALL_GROUPS, GroupChoice
-from connectors.kafka.groups.side_by_side import SideBySide
-from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.topics.topics import find_groups
-from connectors.kafka.transport import Consumer
+from connectors.takeover.groups import epochs_of_groups
 from ordering.base.errors import AbcastError
-
-_ANSWER_S = 0.5
-"""The time without any answer after which the remaining groups are skipped."""
 
 _logger = logging.getLogger(__name__)
 
@@ -33,13 +26,13 @@ def yield_to_rival(
     `wait` waits for that many seconds; its result is true if the process is to stop. Returns whether it is to stop.
     """
     try:
-        claims = _claims_of_groups(connection, site, groups)
+        known = epochs_of_groups(connection, filter(groups.has, find_groups(connection, site)), site)
     except AbcastError:
         return False  # the takeover meets the same error, and reports it
     now_ms = time.time_ns() // 1_000_000
-    asked = ((group, seconds_to_yield(of_group, this_host(), now_ms)) for group, of_group in claims.items())
+    asked = ((group, seconds_to_yield(epochs.claims, this_host(), now_ms)) for group, epochs in known.items())
     feuds = {group: found for group, found in asked if found is not None}
-    if not feuds or 2 * len(feuds) < len(claims):
+    if not feuds or 2 * len(feuds) < len(known):
         return False
     group, (seconds, rival) = max(feuds.items(), key=lambda item: item[1][0])
     _logger.warning(
@@ -50,21 +43,3 @@ def yield_to_rival(
         seconds,
     )
     return bool(wait(seconds))
-
-
-def _claims_of_groups(connection: Connection, site: str, groups: GroupChoice) -> dict[str, list[Claim]]:
-    """Return the claims of each group that answers at once."""
-
-    def claims(group: str, consumer: Consumer) -> list[Claim]:
-        return DataLog(connection, group, site, consumer).epochs.read().claims
-
-    found: dict[str, list[Claim]] = {}
-    asking = SideBySide[list[Claim]](connection)
-    try:
-        for group in filter(groups.has, find_groups(connection, site)):
-            asking.ask(group, functools.partial(claims, group))
-        while answers := asking.answers(_ANSWER_S):
-            found |= {group: answer for group, answer in answers.items() if not isinstance(answer, AbcastError)}
-    finally:  # closing would wait for questions that are still open
-        threading.Thread(target=asking.close, name="abcast-closing", daemon=True).start()
-    return found

@@ -2,15 +2,16 @@
 
 The request is a record in each group's EPOCH (`connectors.kafka.codec.epochs.Handover`). It names the sequencer's
 epoch, the standby, and the standby's newest sign. The standby claims as in any takeover, and the other sequencer is
-fenced. So a request adds no rule about the order. One that is lost, late or repeated costs nothing, or a takeover. A
-standby that has begun does not look again whether the request still holds: it may claim late, and fence a newer
-sequencer.
+fenced. So a request adds no rule about the order. One that is lost, late or repeated costs nothing, or a takeover.
+
+A standby takes over all the groups that it signs for, so all are asked for. A group that was handed over within AGAIN_S
+is not asked for again: an operator who repeats a command does not hand back.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack, closing
 from typing import NamedTuple
 
@@ -28,6 +29,8 @@ FIND_S = 4 * STANDBY_SIGN_S
 """The time within which a standby gives another sign."""
 FOLLOW_S = REQUEST_S + 10.0
 """The longest wait for a standby to take over: it may begin after REQUEST_S."""
+AGAIN_S = 10.0
+"""The age of a planned takeover, as far as clocks agree, up to which another request counts as the same."""
 _LOOK_S = 0.1
 _NAMED = 3
 
@@ -43,42 +46,65 @@ class PlannedTakeover(NamedTuple):
 
 
 class HandoverFailed(AbcastError):
-    """The standby has not taken over in time. Look at `abcast status` first: a second request hands over once more."""
+    """The standby has not taken over in time. Look at `abcast status` first: a later request hands over once more."""
 
     retriable = True
 
 
 def hand_over(
-    connection: Connection, groups: Collection[str], site: str, why: str = "", sleep: Sleep = time.sleep
+    connection: Connection,
+    groups: Collection[str],
+    site: str,
+    why: str = "",
+    sleep: Sleep = time.sleep,
+    beside: Collection[str] = (),
 ) -> list[PlannedTakeover]:
     """Ask the standby of each group to take over, and wait until it has.
 
-    Leaves out groups that never had a sequencer here. Raises UsageError, before anything is written, if a group has no
-    standby, or none ever had a sequencer; HandoverFailed, BrokerUnreachable.
+    `beside`: further groups, which are handed over if the same standby serves them. Leaves out groups that never had a
+    sequencer here. Raises UsageError, before anything is written, if a group has no standby, or none ever had a
+    sequencer; HandoverFailed, BrokerUnreachable.
     """
     with ExitStack() as opened:
         metadata = opened.enter_context(closing(connection.metadata_client()))
         consumer = opened.enter_context(closing(consumer_of_logs(connection)))
-        logs = {group: DataLog(connection, group, site, consumer).epochs for group in groups}
-        claims = {group: claim for group, log in logs.items() if (claim := log.read().newest_claim) is not None}
+        logs = {group: DataLog(connection, group, site, consumer).epochs for group in {*groups, *beside}}
+        claims = _claims(logs, groups)
         if not claims:
-            raise UsageError(f"none of the groups {', '.join(sorted(logs))} ever had a sequencer at site {site}.")
-        standbys = _find_standbys(metadata, claims, site, sleep)
-        asked = {group: _request(claim, standbys[group]) for group, claim in claims.items()}
+            raise UsageError(f"none of the groups {', '.join(sorted(groups))} ever had a sequencer at site {site}.")
+        followed = {name: Handover(0, claim.host, claim.pid, 0) for name, claim in claims.items() if _is_recent(claim)}
+        standbys = _find_standbys(metadata, claims.keys() - followed.keys(), site, sleep)
+        waiting, signs = {sign.who for sign in standbys.values()}, read_standbys(metadata, beside, site)
+        standbys |= {group: sign for group, sign in signs.items() if sign.who in waiting}
+        claims |= _claims(logs, standbys.keys() - claims.keys())
+        asked = {
+            group: _request(claims[group], sign)
+            for group, sign in standbys.items()
+            if group in claims and not _is_recent(claims[group])
+        }
         append_all(connection, [_record(logs[group], request, why) for group, request in asked.items()])
-        return _await_claims(logs, asked, sleep)
+        return _await_claims(logs, {**followed, **asked}, sleep)
+
+
+def _claims(logs: Mapping[str, EpochLog], groups: Iterable[str]) -> dict[str, Claim]:
+    return {group: claim for group in sorted(groups) if (claim := logs[group].read().newest_claim) is not None}
+
+
+def _is_recent(claim: Claim) -> bool:
+    """Whether the group was handed over a moment ago."""
+    return claim.is_planned and abs(time.time_ns() / 1e6 - claim.at_ms) < AGAIN_S * 1_000
 
 
 def _find_standbys(
     metadata: MetadataClient, groups: Collection[str], site: str, sleep: Sleep
-) -> Mapping[str, StandbySign]:
+) -> dict[str, StandbySign]:
     """Return the standby of each group: a process that signs now. Raises UsageError if a group has none."""
     before, deadline = read_standbys(metadata, groups, site), time.monotonic() + FIND_S
     while True:
         found = read_standbys(metadata, groups, site)
         lacking = sorted(group for group in groups if found.get(group) == before.get(group))
         if not lacking:
-            return found
+            return dict(found)
         if time.monotonic() >= deadline:
             named = ", ".join(lacking[:_NAMED]) + (" and others" if len(lacking) > _NAMED else "")
             raise UsageError(

@@ -128,7 +128,7 @@ class JobsProcess:
             began = time.monotonic()
             why = self._run_child()
             wait_s = FIRST_WAIT_S if time.monotonic() - began >= HEALTHY_S else min(2 * wait_s, LONGEST_WAIT_S)
-            if not self._stop.is_set() and self._is_wanted():
+            if why and not self._stop.is_set():
                 self._troubles.end(self.name, why)
                 self.ready.set()
                 if throttle.is_due(why):
@@ -137,7 +137,10 @@ class JobsProcess:
                 self._stop.wait(wait_s)
 
     def _run_child(self) -> str:
-        """Run a child to its end; return the sentence of the error that ended its jobs, or of how it ended."""
+        """Run a child to its end; return the sentence of the error that ended its jobs, or of how it ended.
+
+        Returns "" if it is wanted no longer.
+        """
         spawning = multiprocessing.get_context("spawn")
         ours, theirs = spawning.Pipe()
         child = spawning.Process(target=serve, args=(self._site, self._make, theirs), name=f"abcast-{self.name}")
@@ -155,7 +158,11 @@ class JobsProcess:
                     asked_at = time.monotonic()
                     with contextlib.suppress(OSError):
                         ours.send(None)
-                if time.monotonic() - asked_at > _STOP_S or not self._is_wanted():
+                if not self._is_wanted():
+                    child.kill()
+                    child.join()
+                    return ""
+                if time.monotonic() - asked_at > _STOP_S:
                     child.kill()
                 ended_with = self._take_in(ours) or ended_with
                 if time.monotonic() - self._works_at > HEALTHY_S:  # so one that fails again and again shows as ended

@@ -8,6 +8,7 @@ import time
 import pytest
 
 from connectors.kafka.log.data_log import DataLog
+from connectors.takeover.handover import AGAIN_S
 from tests.crash.processes import ABCAST, Process
 from tests.crash.scenario import Load, Observer, Scenario, ledger_seqno
 from tests.waiting import PATIENCE, WAIT, eventually
@@ -109,9 +110,11 @@ def test_a_rolling_restart(scenario: Scenario, engine: str) -> None:
     first.wait_for("handed over to process")
     third = standby(scenario)
     third.wait_for("This process waits.")
+    time.sleep(AGAIN_S)
     hand_over()
     second.wait_for("It stands by.")
     second.wait_for("This process waits.", times=2)
+    time.sleep(AGAIN_S)
     hand_over()
 
     sent = [message for load in loads for message in load.finish()]

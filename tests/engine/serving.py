@@ -17,6 +17,7 @@ from connectors.engine.job import EngineJob
 from connectors.engine.options import EngineOptions
 from connectors.engine.site_job import SiteJob
 from connectors.kafka.codec.inputs import Neighbours
+from connectors.kafka.groups.group_choice import ALL_GROUPS, GroupChoice
 from connectors.kafka.groups.troubles import Troubles
 from connectors.sequencer.agreeing_shard import AgreeingShard
 from connectors.sequencer.job import SequencerJob
@@ -48,10 +49,12 @@ def serving(kafka: MemoryConnection, engine: str, sites: tuple[str, ...] = (SITE
 
 
 @contextmanager
-def started_job(kafka: MemoryConnection, takeover_after_s: float | None) -> Iterator[EngineJob]:
+def started_job(
+    kafka: MemoryConnection, takeover_after_s: float | None, groups: GroupChoice = ALL_GROUPS
+) -> Iterator[EngineJob]:
     """Run a job until it is ready, and for the block; with `takeover_after_s` a standby."""
-    job = EngineJob(EngineOptions(kafka, SITE, troubles=Troubles(), takeover_after_s=takeover_after_s))
-    job._state.finder = finder_of(kafka, (SITE,))
+    job = EngineJob(EngineOptions(kafka, SITE, groups=groups, troubles=Troubles(), takeover_after_s=takeover_after_s))
+    job._state.finder = finder_of(kafka, (SITE,), groups)
     with running(kafka, job):
         eventually(job.ready.is_set, what="a job that is ready")
         yield job
@@ -79,9 +82,10 @@ def serving_on_spark(kafka: MemoryConnection, sites: tuple[str, ...]) -> Iterato
             yield job
 
 
-def finder_of(kafka: MemoryConnection, sites: tuple[str, ...]) -> Any:
+def finder_of(kafka: MemoryConnection, sites: tuple[str, ...], groups: GroupChoice = ALL_GROUPS) -> Any:
     """Return a finder of the topics that Kafka has now."""
-    found = [topic for place in kafka.topics.partitions if (topic := Topic.parse(place.topic))]
+    parsed = [topic for place in kafka.topics.partitions if (topic := Topic.parse(place.topic))]
+    found = [topic for topic in parsed if groups.has(topic.group)]
     topics = {topic: 1 for topic in found if topic.role != "relayed" or topic.neighbour in sites}
     return SimpleNamespace(
         find=lambda **_: list(topics),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from connectors.engine import standby
 from connectors.engine.job import EngineJob
 from connectors.engine.options import EngineOptions
+from connectors.engine.takeovers import Takeovers
 from connectors.kafka.codec.epochs import (
     HANDOVER_MS,
     Claim,
@@ -19,6 +21,7 @@ from connectors.kafka.codec.epochs import (
     seconds_to_yield,
     this_process,
 )
+from connectors.kafka.groups.group_choice import GroupChoice
 from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.log.epoch_log import Epochs
 from connectors.kafka.log.standby_sign import StandbySign, read_standbys, sign_as_standby
@@ -26,7 +29,7 @@ from connectors.takeover import handover
 from connectors.takeover.handover import HandoverFailed, PlannedTakeover, hand_over
 from connectors.takeover.takeover import take_over
 from connectors.testing.memory_kafka import MemoryConnection
-from ordering.base.errors import Fenced, UsageError
+from ordering.base.errors import AbcastError, Fenced, UsageError
 from tests.engine.serving import SITE, finder_of, started_job
 from tests.engine.serving import no_rival as no_rival
 from tests.waiting import WAIT, eventually
@@ -67,6 +70,58 @@ def test_a_standby_takes_over_and_the_other_ends(kafka: MemoryConnection) -> Non
             assert [act.why for act in known.acts] == ["a new version"]
             with pytest.raises(Fenced, match=r"handed over to process \d+ on host .*, epoch 4, by request"):
                 ended.result(WAIT)
+
+
+def test_a_repeated_request_does_not_hand_back(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second tells of the handover, even if a standby waits again. Later it is a request of its own."""
+    with started_job(kafka, 3600.0):
+        eventually(lambda: stands_by(kafka), what="a standby")
+        take_over(kafka, "g", SITE)
+        done = hand_over(kafka, ["g"], SITE)
+        before = epochs(kafka).below
+        assert hand_over(kafka, ["g"], SITE, sleep=Frozen(kafka)) == done
+        assert epochs(kafka).below == before
+        monkeypatch.setattr(handover, "AGAIN_S", 0.0)
+        monkeypatch.setattr(handover, "FIND_S", 0.0)
+        with pytest.raises(UsageError, match="no standby waits"):
+            hand_over(kafka, ["g"], SITE)
+
+
+def test_all_groups_of_a_standby_are_handed_over(kafka: MemoryConnection) -> None:
+    """A standby takes over all that it serves. A part of them is a request for all, but not for other processes'."""
+    for group in ("h", "other"):
+        kafka.create(group, SITE)
+    for group in ("g", "h", "other"):
+        take_over(kafka, group, SITE)
+    with started_job(kafka, 3600.0, GroupChoice.parse("g,h")):
+        eventually(lambda: stands_by(kafka), what="a standby")
+        done = hand_over(kafka, ["g"], SITE, beside=["g", "h", "other"])
+        assert [each.group for each in done] == ["g", "h"]
+        for group in ("g", "h"):
+            with DataLog(kafka, group, SITE) as log:
+                assert [claim.is_planned for claim in log.epochs.read().claims] == [False, True]
+
+
+def test_a_takeover_that_has_begun_lets_a_newer_sequencer_alone(
+    kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another process claims between the request and the standby's own claim."""
+    begin = Takeovers.begin
+
+    def late(takeovers: Takeovers, topics: Mapping[str, list[str]]) -> dict[str, AbcastError]:
+        take_over(kafka, "g", SITE)
+        return begin(takeovers, topics)
+
+    take_over(kafka, "g", SITE)
+    with started_job(kafka, 3600.0) as job:
+        eventually(lambda: stands_by(kafka), what="a standby")
+        monkeypatch.setattr(Takeovers, "begin", late)
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(hand_over, kafka, ["g"], SITE)
+            eventually(lambda: "It stands by." in caplog.text, what="a standby that is fenced")
+            eventually(lambda: not job.has_claimed(), what="one that waits")
+            assert [claim.is_planned for claim in epochs(kafka).claims] == [False, True], "by the same process here"
+            asked.result(WAIT)
 
 
 def test_without_a_standby_nothing_is_written(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -187,7 +187,7 @@ def test_a_sequencer_that_stood_by_takes_over_again_at_once(
     kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its attempt fails and may pass. It has claimed, so it waits for nobody."""
-    waits: list[object] = []
+    waits: list[Mapping[str, int]] = []
     fails, turn = threading.Event(), Loop.turn
 
     def turned(loop: Any, supervisor: Any) -> None:
@@ -196,7 +196,11 @@ def test_a_sequencer_that_stood_by_takes_over_again_at_once(
             raise WriteFailed("a write was lost.")
         turn(loop, supervisor)
 
-    monkeypatch.setattr(Standby, "wait", lambda *_: waits.append(None))
+    def wait(*_: object) -> Mapping[str, int]:
+        waits.append({})
+        return waits[-1]
+
+    monkeypatch.setattr(Standby, "wait", wait)
     monkeypatch.setattr(Loop, "turn", turned)
     with started_job(kafka, 1.0):
         send(kafka, 1)

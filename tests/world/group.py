@@ -189,14 +189,15 @@ class GroupWorld(World[_Site]):
         """Check that FORWARD has all that the newest epoch needs."""
         begins = self.kafka.topics.beginnings
         lacks = [place for place, offset in begins.items() if state.positions.get(place, 0) < offset]
-        if [place for place in lacks if place.topic == FORWARD.topic] and self._newest_epoch() == state.epoch:
+        if [place for place in lacks if place.topic == FORWARD.topic] and self.newest_epoch() == state.epoch:
             self.blame(WRONG_STATE, f"epoch {state.epoch} has to read what was purged of {lacks}.")
 
     def wait_for_a_leader(self, seconds: float) -> None:
         """Let a partition come back, for which a member waits that alone takes turns."""
         self.pass_time(int(seconds * 1_000), ("forward", "data", "epoch"), 0.0)
 
-    def _newest_epoch(self) -> int:
+    def newest_epoch(self) -> int:
+        """Return the epoch of the newest claim; 0 if there is none."""
         for record in reversed(self.kafka.topics.partitions[CLAIMS]):
             entry = None
             try:

@@ -1,8 +1,9 @@
-"""Mutations of handovers: each breaks a rule of `connectors.engine.standby.is_asked`, for a request of an operator."""
+"""Mutations of handovers: each breaks a rule of `connectors.engine.standby`, for a request of an operator."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 from connectors.kafka.codec import epochs as epochs_codec
 from connectors.kafka.log.epoch_log import Epochs
@@ -38,13 +39,19 @@ def for_good(epochs: Epochs, _since_ms: int) -> bool:
     return is_own and is_of_epoch
 
 
-_IS_ASKED = "connectors.engine.standby.is_asked"
+def no_epoch(*_: object) -> Mapping[str, int]:
+    """Tell no epoch of the group."""
+    return {"": 0}
+
+
+_IS_ASKED, _ASKED = "connectors.engine.standby.is_asked", "connectors.engine.standby._Lookout.asked"
 MUTATIONS = tuple(
-    Mutation(name, why, expected, ((_IS_ASKED, rule),), needs=("standbys",))
-    for name, why, expected, rule in (
-        ("asked-another", "A standby follows a request that names another one", UNASKED, of_another),
-        ("asked-twice", "A standby follows a request that was followed already", UNASKED, twice),
-        ("asked-for-good", "A standby follows a request of any age", UNASKED, for_good),
-        ("asked-in-vain", "A standby follows no request", UNHEARD, lambda *_: False),
+    Mutation(name, why, expected, ((target, rule),), needs=("standbys",))
+    for name, why, expected, rule, target in (
+        ("asked-another", "A standby follows a request that names another one", UNASKED, of_another, _IS_ASKED),
+        ("asked-twice", "A standby follows a request that was followed already", UNASKED, twice, _IS_ASKED),
+        ("asked-for-good", "A standby follows a request of any age", UNASKED, for_good, _IS_ASKED),
+        ("asked-in-vain", "A standby follows no request", UNHEARD, lambda *_: False, _IS_ASKED),
+        ("asked-and-begun", "A takeover that has begun on request fences a newer sequencer", UNASKED, no_epoch, _ASKED),
     )
 )

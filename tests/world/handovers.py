@@ -5,7 +5,7 @@ Each job of such a world is a process of its own, whose end the others on the ho
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from connectors.engine import standby
@@ -14,18 +14,23 @@ from connectors.kafka.codec.epochs import Handover, StrayClaim, decode
 from connectors.kafka.groups.topic_finder import TopicFinder
 from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.log.epoch_log import Epochs
-from connectors.takeover.handover import hand_over
+from connectors.kafka.transport import Producer
+from connectors.takeover import takeover
+from connectors.takeover.handover import AGAIN_S, hand_over
+from connectors.takeover.survey import Survey
+from connectors.takeover.takeover import Claimer
 from ordering.base.errors import UsageError
+from ordering.sequencer.state import SequencerState
 from tests.world.group_job import GROUP, SITE
 from tests.world.kafka import partition
-from tests.world.stepping import Stepped
+from tests.world.stepping import InTurn, Stepped
 
 if TYPE_CHECKING:
     from tests.world.group import GroupWorld
 
 CLAIMS = partition("epoch", SITE)
 UNASKED = "unasked"
-"""A standby follows a request that is not for it, or no more."""
+"""A standby follows a request that is not for it, or no more, or claims behind a newer claim than the request names."""
 UNHEARD = "unheard"
 """A standby that waits does not follow a request."""
 LATE_MS = 15_000
@@ -41,6 +46,8 @@ class Handovers:
     def __init__(self, world: GroupWorld) -> None:
         self._world = world
         self._followed = 0
+        self._epochs: dict[str, int] = {}
+        """The epoch that the request names, by the process that follows it."""
 
     def patches(self) -> Mapping[str, Any]:
         """Return the patches for a history: each job has a pid of its own, if some stand by."""
@@ -51,9 +58,20 @@ class Handovers:
         class Watched(standby._Lookout):
             def look(self, finder: TopicFinder) -> Seen:
                 seen = super().look(finder)
+                handovers._epochs.pop(world.actors.actor, None)
                 if seen.is_asked:
                     handovers.check(self._logs[GROUP].epochs.known)
                 return seen
+
+        def claim(found: Survey, producer: Producer, by: Claimer, survey_again: Callable[[], Survey]) -> SequencerState:
+            newest, own = world.newest_epoch(), by.claimed.get(GROUP, 0)
+            state = claims(found, producer, by, survey_again)
+            asked = handovers._epochs.pop(world.actors.actor, newest)
+            if newest > max(asked, own):
+                world.blame(UNASKED, f"{world.actors.actor} replaces epoch {newest}, asked to replace {asked}.")
+            return state
+
+        claims = takeover._claim
 
         def this_process() -> tuple[str, int]:
             kind, _, number = world.actors.actor.partition(" ")
@@ -64,6 +82,8 @@ class Handovers:
 
         return {
             "connectors.engine.standby._Lookout": Watched,
+            "connectors.takeover.takeover._claim": claim,
+            "connectors.takeover.groups.SideBySide": InTurn,
             "connectors.kafka.codec.epochs.this_host": lambda: "host",
             "connectors.kafka.codec.epochs.this_process": this_process,
             "connectors.engine.standby.this_process": this_process,
@@ -76,6 +96,7 @@ class Handovers:
         self._followed += 1
         world, asked, pid = self._world, known.handover, int(self._world.actors.actor.split()[1]) + 100
         assert asked is not None
+        self._epochs[world.actors.actor] = asked.epoch
         age_ms = world.actors.now_ms - asked.signed_ms
         if asked.pid != pid or asked.epoch != known.newest_epoch or age_ms >= LATE_MS:
             world.blame(UNASKED, f"process {pid} follows {asked} in epoch {known.newest_epoch}, {age_ms} ms old.")
@@ -120,8 +141,11 @@ class Handovers:
         world = self._world
         world._start(1)
         before = self._followed
-        tries = 4  # a standby may be in the midst of a takeover, which wins over a request for another one
-        if not any(self.ask(has_faults=False) for _ in range(tries)) or self._followed == before:
+        for _ in range(4):  # a standby may be in the midst of a takeover, which wins over a request for another one
+            world.pass_time(int(AGAIN_S * 1_000), (), 0.0)
+            if self.ask(has_faults=False) and self._followed > before:
+                break
+        else:
             world.blame(UNHEARD, "a standby waits, and does not follow the request.")
         with DataLog(world.operator, GROUP, SITE) as log:
             claim = log.epochs.read().newest_claim
