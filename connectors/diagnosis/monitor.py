@@ -33,7 +33,7 @@ CPU_SHARE = 0.01
 """The part of a core that metrics may take, without the threads of Kafka's client, which take as much again: with many
 groups their figures are older than FRESH_S.
 """
-SEEN_CPU_SHARE = 0.1
+SEEN_CPU_SHARE = 0.3
 """The same for `/api/status`, which somebody looks at."""
 STALE_S = 60.0
 """The age from which figures are no metrics any more: Kafka does not answer."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -13,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kafka.structs import TopicPartition
 
+from connectors.diagnosis.forward_end import Gap, count_waiting, newest_forward, reached_offsets, spans_of
 from connectors.diagnosis.replicas import UnderReplicated
-from connectors.kafka.codec.codec import decode_forward
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.connection.metadata_client import MetadataClient
 from connectors.kafka.connection.ranges import a_few_records, read_range, windows_back
@@ -33,27 +32,17 @@ from ordering.agreement.suspicion import suspects
 from ordering.base.errors import EnvironmentProblem, KafkaRefused, StoreUnreachable
 from ordering.base.formats import FIRST
 from ordering.base.names import BY_RELAYS, Address, Topic, is_relay, is_tick
-from ordering.base.records import Forward, Malformed, Partition, Source
-from ordering.sequencer.sequencer import missing_before, step
 from ordering.sequencer.state import SequencerState
 
 if TYPE_CHECKING:
     from connectors.ledger.last_row import LedgerEnd
 
 RATE_S = 60
-_MAX_TAIL = 20_000
-"""The number of FORWARD records that are decoded one by one; beyond it, all count as waiting."""
 _SHORT = 500
 """Records behind a snapshot that DATA tells as cheaply as memory does."""
 _NEWEST_DATA = 20
 _MAX_LOOK_BACK = 1000
-_MAX_LOOKED_AT = 5000
-_MAX_LOOK_BACK_BYTES = 4_000_000
 _FIRST_RECORDS = 10
-_FIRST_LOOK_BACK = 100
-"""Records of the first window of a search for gaps. In each partition it ends at _MAX_LOOK_BACK, at its share of
-_MAX_LOOKED_AT, or at _MAX_LOOK_BACK_BYTES, roughly.
-"""
 
 Decided = Callable[[str], SequencerState | None]
 """Returns what a sequencer of this process has decided for a group, if there is one."""
@@ -70,18 +59,6 @@ class PastTakeover(NamedTuple):
     pid: int
     at_ms: int
     is_planned: bool = False
-
-
-class Gap(NamedTuple):
-    """A gap of a sender: its records are dropped until `missing`, the next local seqno of that incarnation, comes.
-
-    `dropped`: the number of dropped records among the newest of FORWARD.
-    """
-
-    sender: str
-    incarnation: int
-    missing: int
-    dropped: int
 
 
 class Deleted(NamedTuple):
@@ -256,10 +233,10 @@ def read_status(
         with connection.reachable():
             dead = _partitions(consumer, [topic for topic in topics if topic.role == "dead-letter"])
             relayed = _partitions(consumer, [topic for topic in topics if topic.role in BY_RELAYS])
-            spans = _spans(consumer, forward)
-            reached = _reached(spans, state, signs.considered)
-            lag = 0 if is_copy else _waiting(connection, of_logs, state, spans, reached)
-            gaps, heard_ms = _newest_forward(connection, consumer, state, spans, reached)
+            spans = spans_of(consumer, forward)
+            reached = reached_offsets(spans, state, signs.considered)
+            lag = 0 if is_copy else count_waiting(connection, of_logs, state, spans, reached)
+            gaps, heard_ms = newest_forward(connection, consumer, state, spans, reached)
             now_ms = time.time() * 1000
             return GroupStatus(
                 group=group,
@@ -272,7 +249,7 @@ def read_status(
                 lag=lag,
                 rate=_rate(consumer, TopicPartition(str(Topic(group, "data", site)), 0)),
                 duplicates=state.duplicates,
-                dead_letters=sum(end - beginning for beginning, end in _spans(consumer, dead).values()),
+                dead_letters=sum(end - beginning for beginning, end in spans_of(consumer, dead).values()),
                 relays={}
                 if is_copy
                 else _relays(
@@ -385,88 +362,6 @@ def _partitions(consumer: Consumer, topics: Sequence[Topic]) -> list[TopicPartit
     ]
 
 
-def _spans(consumer: Consumer, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
-    """Return the first offset that each partition still has, and its end."""
-    if not partitions:
-        return {}
-    begins, ends = consumer.beginning_offsets(partitions), consumer.end_offsets(partitions)
-    return {partition: (begins[partition], ends[partition]) for partition in partitions}
-
-
-def _reached(
-    spans: Mapping[TopicPartition, tuple[int, int]],
-    state: SequencerState,
-    considered: Mapping[TopicPartition, int],
-) -> dict[TopicPartition, int]:
-    """Return the first offset of each FORWARD partition that the sequencer has not considered."""
-    reached = {}
-    for partition, (beginning, _) in spans.items():
-        known = Partition(*partition)
-        signed = considered.get(partition, 0)
-        reached[partition] = max(beginning, state.positions.get(known, 0), state.decided.get(known, 0), signed)
-    return reached
-
-
-def _waiting(
-    connection: Connection,
-    consumer: Consumer,
-    state: SequencerState,
-    spans: Mapping[TopicPartition, tuple[int, int]],
-    reached: Mapping[TopicPartition, int],
-) -> int:
-    """Return the number of FORWARD records that will get a seqno or be refused, by `step` of those not considered.
-
-    Heartbeats and duplicates don't count, so an idle group has none, whatever its members write.
-    """
-    count = sum(max(0, end - reached[partition]) for partition, (_, end) in spans.items())
-    if not 0 < count <= _MAX_TAIL:
-        return count
-    records = [
-        _decoded(partition, record)
-        for partition, (_, end) in sorted(spans.items())
-        for record in read_range(connection, consumer, partition, reached[partition], end)
-    ]
-    positions = {**state.positions, **{Partition(*partition): offset for partition, offset in reached.items()}}
-    return len(step(replace(state, positions=positions), records).outputs)
-
-
-def _newest_forward(
-    connection: Connection,
-    consumer: Consumer,
-    state: SequencerState,
-    spans: Mapping[TopicPartition, tuple[int, int]],
-    reached: Mapping[TopicPartition, int],
-) -> tuple[tuple[Gap, ...], Mapping[str, int]]:
-    """Look back over the newest FORWARD records.
-
-    Return the gaps of senders whose records were dropped because an earlier one is missing, and the time (ms) of each
-    sender's newest record.
-    """
-    dropped: Counter[tuple[str, int, int]] = Counter()
-    heard_ms: dict[str, int] = {}
-    most = max(_FIRST_LOOK_BACK, min(_MAX_LOOK_BACK, _MAX_LOOKED_AT // max(1, len(spans))))
-    for partition, (beginning, end) in sorted(spans.items()):
-        size = 0
-        for start, below in windows_back(max(beginning, end - most), end, _FIRST_LOOK_BACK):
-            for raw in read_range(connection, consumer, partition, start, below):
-                size += len(raw.value or b"")
-                record = _decoded(partition, raw)
-                if not isinstance(record, Forward):
-                    continue
-                heard_ms[record.sender] = max(raw.timestamp, heard_ms.get(record.sender, 0))
-                is_decided = raw.offset < reached[partition]
-                if is_decided and (missing := missing_before(state, record)) is not None:
-                    dropped[record.sender, record.incarnation, missing] += 1
-            if size >= _MAX_LOOK_BACK_BYTES:
-                break
-    return tuple(Gap(*gap, count) for gap, count in sorted(dropped.items())), heard_ms
-
-
-def _decoded(partition: TopicPartition, raw: Any) -> Forward | Malformed:
-    source = Source(partition.topic, partition.partition, raw.offset)
-    return decode_forward(source, raw.key, raw.value, raw.headers, raw.timestamp)
-
-
 def _rate(consumer: Consumer, data: TopicPartition) -> float:
     """Return the records of DATA per second over the last minute."""
     found = consumer.offsets_for_times({data: int((time.time() - RATE_S) * 1000)}).get(data)
@@ -488,7 +383,7 @@ def _relays(
     """
     heard: dict[str, float] = dict.fromkeys(linked, 0.0)
     beating = set(linked)
-    for partition, (beginning, end) in _spans(consumer, partitions).items():
+    for partition, (beginning, end) in spans_of(consumer, partitions).items():
         topic = Topic.of(partition.topic)
         neighbour = topic.neighbour or topic.site
         at_ms, is_beat = _newest_of_relay(connection, consumer, partition, beginning, end)

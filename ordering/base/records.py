@@ -6,6 +6,7 @@ docs/records.md describes every record on Kafka.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -80,6 +81,7 @@ class Partition(NamedTuple):
         return f"{self.topic}-{self.number}"
 
     @classmethod
+    @functools.lru_cache(maxsize=10_000)  # each comes with many records
     def parse(cls, text: str) -> Partition:
         """Return the inverse of `str`. Raises ValueError."""
         topic, _, number = text.rpartition("-")

@@ -16,11 +16,12 @@ import typer
 from kafka.structs import OffsetAndMetadata, TopicPartition
 from typer.testing import CliRunner
 
-from connectors.diagnosis import metrics, replicas, status, statuses
+from connectors.diagnosis import forward_end, metrics, replicas, status, statuses
 from connectors.diagnosis.sentences import notes_on, wrong_with
 from connectors.diagnosis.status import AgreementStatus, Gap, read_status
 from connectors.kafka.codec.codec import encode_data, forward_headers
 from connectors.kafka.codec.epochs import encode_claim, this_host
+from connectors.kafka.codec.plain_record import PlainRecord
 from connectors.kafka.groups.troubles import Troubles
 from connectors.kafka.log import sign_of_life
 from connectors.kafka.log.acts import Act, record_act
@@ -39,6 +40,7 @@ from ordering.membership.membership import MemberIncarnation, Membership, Receiv
 from ordering.membership.settings import Settings
 from ordering.sequencer.sequencer import missing_before, seal, snapshot
 from ordering.sequencer.state import SequencerState
+from tests.forward_corpus import CORPUS, Case
 from tests.ledger.ledger_of import write_ledger
 
 FORWARD = TopicPartition("abcast.g.forward.nyc", 0)
@@ -165,7 +167,7 @@ def test_what_the_sequencer_has_considered_does_not_wait(connection: MemoryConne
         forward(connection, "alice", local_seqno)
     SignsOfLife(connection, "nyc", "spark").give({"g": 1}, {FORWARD: 2}, now=0)
     assert read_status(connection, "g", "nyc").lag == 0  # 5 is behind a gap, as DATA tells it
-    with patch.object(status, "_MAX_TAIL", 0):
+    with patch.object(forward_end, "_MAX_TAIL", 0):
         assert read_status(connection, "g", "nyc").lag == 1
 
 
@@ -183,9 +185,23 @@ def test_a_sender_with_a_gap_is_told_of(connection: MemoryConnection, monkeypatc
     assert shown.to_json()["gaps"][1] == {"sender": "nyc/new", "incarnation": 1, "missing": 1, "dropped": 2}
     # Where the records are large, fewer are looked at.
     SignsOfLife(connection, "nyc", "spark").give({"g": 1}, {FORWARD: 6}, now=0)
-    monkeypatch.setattr(status, "_MAX_LOOK_BACK_BYTES", 0)
-    monkeypatch.setattr(status, "_FIRST_LOOK_BACK", 1)
+    monkeypatch.setattr(forward_end, "_MAX_LOOK_BACK_BYTES", 0)
+    monkeypatch.setattr(forward_end, "_FIRST_LOOK_BACK", 1)
     assert [gap.sender for gap in read_status(connection, "g", "nyc").gaps] == ["nyc/bob"]
+
+
+@pytest.mark.parametrize("case", CORPUS, ids=lambda case: case.name)
+def test_a_fast_look_finds_accepted_messages_only(case: Case) -> None:
+    """Any producer may have written the record."""
+    state = SequencerState("g", received={"nyc/alice": ReceivedRow(2, 1)})
+    raw = PlainRecord(case.topic, 0, 0, case.timestamp_ms, case.key, case.value, list(case.headers))
+    sender, record = (
+        forward_end._sender_of_accepted(state, raw),
+        forward_end._decoded(TopicPartition(case.topic, 0), raw),
+    )
+    assert sender in (None, "nyc/alice")
+    assert sender is None or not isinstance(record, Forward) or missing_before(state, record) is None
+    assert (case.name, sender) != ("good", None)
 
 
 @pytest.mark.parametrize(

@@ -79,4 +79,4 @@ def windows_back(beginning: int, end: int, first: int) -> Iterator[tuple[int, in
     while below > beginning:
         start = max(beginning, end - window)
         yield start, below
-        window, below = min(window * 4, window + _LARGEST_STEP), start
+        window, below = min(window * 2, window + _LARGEST_STEP), start

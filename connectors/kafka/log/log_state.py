@@ -33,6 +33,8 @@ from ordering.sequencer.state import SequencerState
 _FIRST_WINDOW = 2_048
 """Records of the first window, when looking back for a snapshot."""
 _BULKY_KINDS = MESSAGE_KINDS | {ENTRY}
+_SMALL_BYTES = 256
+"""A payload that takes less memory than its record: keeping it is cheaper than a copy of the record."""
 
 
 class Snapshot(NamedTuple):
@@ -223,6 +225,7 @@ def _last_record_of(log: StoredRecords, base: SequencerState, start: int, end: i
 
 def _without_payload(stored: StoredRecord) -> StoredRecord:
     """Drop the parts that `absorb` does not use: a takeover has the ends of many logs in memory at once."""
-    if stored.data.kind not in _BULKY_KINDS:
+    is_small = len(stored.data.payload) <= _SMALL_BYTES and not stored.data.headers
+    if is_small or stored.data.kind not in _BULKY_KINDS:
         return stored
     return stored._replace(data=replace(stored.data, payload=b"", headers=()))
