@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from connectors.diagnosis.forward_end import Gap
 from connectors.diagnosis.shared_reading import LastReading
-from connectors.diagnosis.status import Gap, GroupStatus
+from connectors.diagnosis.status import GroupStatus
 from connectors.diagnosis.statuses import Statuses
 from connectors.kafka.codec.codec import forward_headers
 from connectors.kafka.codec.epochs import encode_claim

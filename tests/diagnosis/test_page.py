@@ -16,11 +16,12 @@ import pytest
 
 from connectors.diagnosis import monitor
 from connectors.diagnosis.endpoint import Endpoint, HostPort
+from connectors.diagnosis.forward_end import Gap
 from connectors.diagnosis.latencies import Latency
 from connectors.diagnosis.monitor import Monitor
 from connectors.diagnosis.order_feed import OrderFeeds
 from connectors.diagnosis.page import page
-from connectors.diagnosis.status import Deleted, Gap, GroupStatus
+from connectors.diagnosis.status import Deleted, GroupStatus
 from connectors.diagnosis.statuses import Statuses
 from connectors.kafka.codec.dead_letter_codec import dead_letter_headers
 from connectors.kafka.groups.troubles import Troubles

@@ -17,8 +17,9 @@ from kafka.structs import OffsetAndMetadata, TopicPartition
 from typer.testing import CliRunner
 
 from connectors.diagnosis import forward_end, metrics, replicas, status, statuses
+from connectors.diagnosis.forward_end import Gap
 from connectors.diagnosis.sentences import notes_on, wrong_with
-from connectors.diagnosis.status import AgreementStatus, Gap, read_status
+from connectors.diagnosis.status import AgreementStatus, read_status
 from connectors.kafka.codec.codec import encode_data, forward_headers
 from connectors.kafka.codec.epochs import encode_claim, this_host
 from connectors.kafka.codec.plain_record import PlainRecord
