@@ -15,7 +15,7 @@ from connectors.engine.batch import Polled
 from connectors.engine.writing import WriteFailed, Writer, WrittenBatch
 from connectors.kafka.transport import Record
 from connectors.takeover.rows import Output
-from connectors.tracing import ordering
+from connectors.tracing import passing
 from ordering.machine import LogMachine
 
 if TYPE_CHECKING:
@@ -123,7 +123,8 @@ class GroupDriver(Generic[AnyMachine]):
         """Pass to Kafka all that may be written now. Raises WriteFailed, and what `Machine.writes` raises."""
         while self.machine.is_due and self._may_write and (outputs := self.machine.writes()) is not None:
             written = self._writer.write(outputs)
-            self.in_flight.append(BatchInFlight(written, time.monotonic(), ordering(self.name, outputs)))
+            span = passing("order", self.name, (headers for _, (_, _, headers) in outputs))
+            self.in_flight.append(BatchInFlight(written, time.monotonic(), span))
 
     def finish(self) -> None:
         """Go on towards the end of the last step, as far as the writes in Kafka allow. Raises like `advance`."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ordering.base.names import Address
 from ordering.base.records import Headers
@@ -50,12 +50,15 @@ def delivering(group: str, address: Address) -> Callable[[Iterator[T]], Iterator
     return lambda items: with_spans(items, group, address)
 
 
-def ordering(
-    group: str, outputs: Iterable[tuple[str, tuple[Any, Any, Sequence[tuple[str, bytes]]]]]
+def passing(
+    operation: str, group: str, headers: Iterable[Sequence[tuple[str, bytes]]], link: str = ""
 ) -> BatchSpan | None:
-    """Return the span of a decided batch: its topics and records (key, value, headers). None if none has a trace."""
+    """Return the span of a batch on its way to Kafka, from the headers of its records. None if none has a trace.
+
+    `operation`: "order" or "relay". `link`: the relay's.
+    """
     if _API not in sys.modules:
         return None
-    from connectors.tracing.spans import begin_ordering
+    from connectors.tracing.spans import begin_passing
 
-    return begin_ordering(group, outputs)
+    return begin_passing(operation, group, headers, link)

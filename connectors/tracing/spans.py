@@ -39,7 +39,6 @@ MAX_LINKS = 128
 TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
 
 T = TypeVar("T")
-_Record = tuple[str, tuple[Any, Any, Sequence[tuple[str, bytes]]]]
 _logger = logging.getLogger(__name__)
 _propagator = TraceContextTextMapPropagator()
 
@@ -162,11 +161,11 @@ def _begin_delivery(item: Any, group: str, address: Address) -> Span | None:
     return None
 
 
-# --- ordering ---
+# --- ordering, and relays ---
 
 
 class BatchSpan:
-    """The span of a batch of a sequencer, until Kafka has it."""
+    """The span of a batch of a sequencer or a relay, until Kafka has it."""
 
     def __init__(self, span: Span) -> None:
         self._span = span
@@ -177,17 +176,21 @@ class BatchSpan:
             _end(self._span, error)
 
 
-def begin_ordering(group: str, outputs: Iterable[_Record]) -> BatchSpan | None:
-    """Begin the span of a batch: see `connectors.tracing.ordering`."""
+def begin_passing(
+    operation: str, group: str, headers: Iterable[Sequence[tuple[str, bytes]]], link: str
+) -> BatchSpan | None:
+    """Begin the span of a batch: see `connectors.tracing.passing`."""
     with _harmless:
         if not _is_set_up():
             return None
-        headers = [record[2] for _, record in outputs]
-        contexts = _contexts_in(each for each in headers if len(each) > 1)
+        every = list(headers)
+        contexts = _contexts_in(each for each in every if len(each) > 1)
         if contexts:
-            about = {"messaging.batch.message_count": len(headers)}
+            about: dict[str, Any] = {"messaging.batch.message_count": len(every)}
+            if link:
+                about["abcast.link"] = link
             links = [Link(each) for each in contexts]
-            return BatchSpan(_begin("order", "process", SpanKind.CONSUMER, group, about, links))
+            return BatchSpan(_begin(operation, "process", SpanKind.CONSUMER, group, about, links))
     return None
 
 

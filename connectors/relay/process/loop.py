@@ -26,7 +26,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from kafka.errors import KafkaError, NoOffsetForPartitionError, OffsetOutOfRangeError, TopicAuthorizationFailedError
 from kafka.structs import TopicPartition
@@ -39,9 +39,13 @@ from connectors.kafka.transport import Record, Sent
 from connectors.relay.process.copying import Copier, MadeRecord
 from connectors.relay.relay import Relay
 from connectors.takeover.same_forward import InputLost
+from connectors.tracing import passing
 from ordering.base.errors import AbcastError, BrokerUnreachable, ProtocolViolation
 from ordering.base.names import Topic
 from ordering.base.records import headers_bytes
+
+if TYPE_CHECKING:
+    from connectors.tracing.spans import BatchSpan
 
 POLL_S = 0.1
 """The longest wait for a record, or for a change."""
@@ -59,13 +63,17 @@ _logger = logging.getLogger(__name__)
 
 
 class _OnTheWay(NamedTuple):
-    """The copies of one record, the offset behind it, their bytes, and when they were sent."""
+    """The copies of one record, the offset behind it, their bytes, and when they were sent.
+
+    `span`: of the batch that they end.
+    """
 
     sent: Sequence[Sent]
     place: TopicPartition
     next_offset: int
     size: int
     at: float
+    span: BatchSpan | None = None
 
     @property
     def is_there(self) -> bool:
@@ -82,6 +90,12 @@ class _Group:
         self.under_way: deque[_OnTheWay] = deque()
         self.records = self.bytes = 0
         self.taken_at = float("-inf")
+
+    def end_spans(self, error: BaseException | None) -> None:
+        """End the spans of the batches on their way, which this loop sees no more."""
+        for one in self.under_way:
+            if one.span is not None:
+                one.span.end(error)
 
     @property
     def is_full(self) -> bool:
@@ -198,6 +212,9 @@ class CopyLoop:
             self._finish()
         except BaseException as error:  # noqa: BLE001 - raised in the supervisor's thread
             self._failure = error
+        finally:
+            for group in self._groups.values():
+                group.end_spans(self._failure)
 
     def _finish(self) -> None:
         deadline = time.monotonic() + STOP_S
@@ -233,14 +250,15 @@ class CopyLoop:
             self._groups[change.group] = _Group(change.positions, change.copier)
             self._group_of.update(dict.fromkeys(change.positions, change.group))
 
-    def _drop(self, name: str) -> None:
-        group = self._groups.pop(name, None)
-        for place in group.positions if group is not None else ():
-            self._group_of.pop(place, None)
+    def _drop(self, name: str, error: BaseException | None = None) -> None:
+        if (group := self._groups.pop(name, None)) is not None:
+            group.end_spans(error)
+            for place in group.positions:
+                self._group_of.pop(place, None)
         self._read = None
 
     def _fail(self, name: str, error: AbcastError) -> None:
-        self._drop(name)
+        self._drop(name, error)
         self._failed.put((name, error))
 
     def _poll(self, names: Collection[str], timeout_s: float) -> Mapping[TopicPartition, Sequence[Record]]:
@@ -280,6 +298,7 @@ class CopyLoop:
         if not group.waiting:
             return
         room = MOST_BYTES_OF_ALL - sum(each.bytes for each in self._groups.values())
+        passed: list[MadeRecord] = []
         try:
             while group.waiting and not group.is_full and room > 0:
                 record = group.waiting[0]
@@ -291,6 +310,9 @@ class CopyLoop:
                 group.records, group.bytes = group.records + len(sent), group.bytes + size
                 room -= size
                 group.waiting.popleft()
+                passed += copies
+            if (span := passing("relay", name, (copy.headers for copy in passed), self._name)) is not None:
+                group.under_way[-1] = group.under_way[-1]._replace(span=span)
         except KafkaError as error:  # neither this record nor one behind it was sent
             if type(error) is KafkaError:  # the producer has failed: the next look finds the group that is the cause
                 self._broken_at = min(self._broken_at, time.monotonic())
@@ -312,9 +334,11 @@ class CopyLoop:
             copied = dict[TopicPartition, int]()
             while name not in refused and group.under_way and group.under_way[0].is_there:
                 first, group.taken_at = group.under_way.popleft(), time.monotonic()
-                for one in first.sent:
-                    if one.exception is not None:
-                        refused[name] = one.exception, first.place.topic
+                error = next((one.exception for one in first.sent if one.exception is not None), None)
+                if error is not None:
+                    refused[name] = error, first.place.topic
+                if first.span is not None:
+                    first.span.end(error)
                 copied[first.place] = first.next_offset
                 group.records, group.bytes = group.records - len(first.sent), group.bytes - first.size
             if copied and name not in refused:
