@@ -7,7 +7,7 @@ import functools
 import shutil
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 from connectors.kafka.connection.sites import Direction, Sites, Trigger
 from connectors.kafka.topics.topics import ensure_topic
@@ -20,15 +20,18 @@ from jobs.terminal.streaming import running
 from ordering.base.names import Topic
 from tests.bench.backlog import fill
 from tests.bench.drain import Drained, drain_copy, drain_sequencer, measure_drain, read, to_kafka
-from tests.bench.lab import Lab, Place
+from tests.bench.lab import ABCAST, Lab, Place
 from tests.bench.latency import measure_latency, summary
 from tests.bench.plan import Case
+from tests.bench.processes import Child
 
 _CASE = Case(100, 16, 1)
+_WAYS = ("kafka", "process", "micro-batch", "real-time")
+_READY_S = 60.0
 
 
 def measure(lab: Lab) -> dict[str, Any]:
-    """Throughput, then latency with both triggers."""
+    """Throughput, then latency: Spark with both triggers, the process engine, and one way of Kafka alone."""
     return {"throughput": _throughput(lab), "latency": _latency(lab)}
 
 
@@ -64,20 +67,46 @@ def _rule(kind: str, source: str, direction: Direction) -> rules.Rule:
 
 def _latency(lab: Lab) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    triggers: tuple[Trigger, ...] = ("micro-batch", "real-time")
-    for trigger in triggers:
-        lab.say(f"relay: latency at {lab.plan.latency_rate:,} records/s, {trigger}")
+    for way in _WAYS:
+        lab.say(f"relay: latency at {lab.plan.latency_rate:,} records/s, {way}")
         with lab.place("relay") as place, lab.output(place) as target:
             relayed = str(Topic(place.group, "relayed", target.site, place.site))
-            with _relaying(lab, trigger, place, target):
-                latencies, behind = measure_latency(lab, place, relayed)
-        found[trigger] = {**summary(latencies), "sender_behind_ms": behind * 1000}
+            with _relaying(lab, way, place, target):
+                latencies, behind = measure_latency(lab, place, place.forward if way == "kafka" else relayed)
+        found[way] = {**summary(latencies), "sender_behind_ms": behind * 1000}
     return found
 
 
 @contextlib.contextmanager
-def _relaying(lab: Lab, trigger: Trigger, place: Place, target: Place) -> Iterator[None]:
-    """The relay job from one site to its home, in this process, ready."""
+def _relaying(lab: Lab, way: str, place: Place, target: Place) -> Iterator[None]:
+    """The relay from one site to its home, ready; none for Kafka alone."""
+    if way == "process":
+        with _in_a_process(lab, place, target):
+            yield
+    elif way != "kafka":
+        with _on_spark(lab, cast("Trigger", way), place, target):
+            yield
+    else:
+        yield
+
+
+@contextlib.contextmanager
+def _in_a_process(lab: Lab, place: Place, target: Place) -> Iterator[None]:
+    """`abcast relay`, in a process of its own."""
+    server, file = lab.connection.bootstrap_servers, lab.path("sites.toml")
+    ends = ((place.site, server), (target.site, f"{server},{server}"))  # two Kafkas, for the relay
+    sites = "".join(f'[sites.{site}]\nbootstrap_servers = "{name}"\n' for site, name in ends)
+    file.write_text(f'mode = "hub"\nhome = "{target.site}"\n{sites}')
+    only = ["--from", place.site, "--to", target.site, "--groups", place.group]
+    command = [ABCAST, "relay", "--sites", file, "--engine", "process", *only]
+    with Child(command, lab.path("logs") / "relay.log", lab.environment) as relay:
+        relay.wait_said("ready;", _READY_S)
+        yield
+
+
+@contextlib.contextmanager
+def _on_spark(lab: Lab, trigger: Trigger, place: Place, target: Place) -> Iterator[None]:
+    """The relay job in this process."""
     ends = {place.site: lab.connection, target.site: lab.connection}
     sites = Sites("hub", target.site, trigger, ends, frozenset([frozenset(ends)]))
     make = functools.partial(SparkRelay, kind=SiteForward, sites=sites, direction=Direction(place.site, target.site))
