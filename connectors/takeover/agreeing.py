@@ -91,15 +91,20 @@ class AgreeingMachine(Generic[Read, Write]):
         self._size = 0
         """The payload of this step's DATA."""
         self._is_last = False
+        self._last: tuple[SequencerState, Pipeline] | None = None
+        """The last pipeline asked for, and the state that it was made of: a loop asks each turn."""
         group.keep_with(records.offsets)
 
     @property
     def pipeline(self) -> Pipeline:
         """The group's pipeline, with the positions of the site's own FORWARD only: the job looks after no other."""
-        site = self.group.site
-        state, own = site.sequenced.state, f".forward.{site.me.name}"
-        positions = {place: offset for place, offset in state.positions.items() if place.topic.endswith(own)}
-        return Pipeline(replace(state, positions=positions), self.group.written)
+        site, written = self.group.site, self.group.written
+        state = site.sequenced.state
+        if self._last is None or self._last[0] is not state or self._last[1].written != written:
+            own = f".forward.{site.me.name}"
+            positions = {place: offset for place, offset in state.positions.items() if place.topic.endswith(own)}
+            self._last = state, Pipeline(replace(state, positions=positions), written)
+        return self._last[1]
 
     @property
     def is_due(self) -> bool:

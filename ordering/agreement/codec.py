@@ -48,14 +48,18 @@ def encode(value: object, added: int = 0, *, as_text: bool = False) -> bytes:
     `as_text`: write bytes that are text as such, which 0.1.0 does not read.
     """
     plain = _without_defaults(value, added) if added else value
-    default = _plain_text if as_text else _plain
-    return json.dumps(plain, separators=(",", ":"), ensure_ascii=True, default=default).encode("ascii")
+    return (_WITH_TEXT if as_text else _WITHOUT_TEXT).encode(plain).encode("ascii")
 
 
-def decode(kind: type[T], raw: bytes) -> T:
-    """Return the inverse of `encode` for values of type `kind`. Raises ProtocolViolation."""
+def decode(kind: type[T], raw: bytes, check: Callable[[object], None] = lambda _: None) -> T:
+    """Return the inverse of `encode` for values of type `kind`. Raises ProtocolViolation.
+
+    `check` gets the JSON value first, and may raise an error of its own.
+    """
     try:
-        return cast("T", _reader(cast("Any", kind))(json.loads(raw)))
+        plain = json.loads(raw)
+        check(plain)
+        return cast("T", _reader(cast("Any", kind))(plain))
     except (ValueError, TypeError, RecursionError) as error:
         raise ProtocolViolation(f"not a {kind.__name__}: {error}") from error
 
@@ -69,17 +73,21 @@ def _without_defaults(value: object, added: int) -> list[object]:
 
 
 def _values(value: object) -> list[object]:
-    if dataclasses.is_dataclass(value):
-        written = _written(cast("Any", type(value)))
-        return [write(getattr(value, name)) if write else getattr(value, name) for name, write in written]
-    return list(cast("Iterable[object]", value))
+    if isinstance(value, tuple):
+        return list(value)
+    fields_of, writers = _written(cast("Any", type(value)))
+    values = list(fields_of(value))
+    for place, write in writers:
+        values[place] = write(values[place])
+    return values
 
 
 @functools.cache
-def _written(kind: Any) -> list[tuple[str, Callable[[Any], object] | None]]:
-    """Return the names of a dataclass's fields, each with the function that makes a list of the field, if one must."""
-    fields = zip(dataclasses.fields(kind), _fields(kind), strict=True)
-    return [(field.name, _writer(hint)) for field, hint in fields]
+def _written(kind: Any) -> tuple[attrgetter[tuple[object, ...]], list[tuple[int, Callable[[Any], object]]]]:
+    """Return the getter of a dataclass's fields, two or more, and the functions that make lists of some, by place."""
+    writers = enumerate(map(_writer, _fields(kind)))
+    names = [field.name for field in dataclasses.fields(kind)]
+    return attrgetter(*names), [(place, write) for place, write in writers if write is not None]
 
 
 def _writer(hint: Any) -> Callable[[Any], object] | None:
@@ -132,6 +140,11 @@ def _plain(value: object) -> object:
         later = _later(type(value))
         return _without_defaults(value, later) if later else _values(value)
     raise TypeError(f"{value!r:.40} can't be stored")
+
+
+_WITH_TEXT, _WITHOUT_TEXT = (
+    json.JSONEncoder(separators=(",", ":"), default=default) for default in (_plain_text, _plain)
+)
 
 
 @functools.cache
@@ -196,11 +209,13 @@ def _map(key: Any, value: Any) -> _Reader:
 def _record(
     make: Callable[[Iterable[object]], object], readers: tuple[_Reader, ...], defaults: Mapping[int, object]
 ) -> _Reader:
+    count = len(readers)
+
     def record(plain: object) -> object:
         items = _list(plain)
-        if any(place not in defaults for place in range(len(items), len(readers))):
-            raise ValueError(f"{len(readers)} fields are wanted, not {len(items)}")
-        return make(read(item) for read, item in zip(readers, items, strict=False))
+        if len(items) < count and any(place not in defaults for place in range(len(items), count)):
+            raise ValueError(f"{count} fields are wanted, not {len(items)}")
+        return make([read(item) for read, item in zip(readers, items, strict=False)])
 
     return record
 

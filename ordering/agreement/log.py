@@ -16,11 +16,10 @@ again goes on from its row. A crash may set the row back, but only to an earlier
 from __future__ import annotations
 
 import functools
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from hashlib import blake2b
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from ordering.agreement.codec import decode, encode
 from ordering.agreement.formation import ProcessIncarnation, View
@@ -235,16 +234,17 @@ class Entry(NamedTuple):
 
         Raises LaterVersion if only later versions can read the entry, ProtocolViolation if the bytes are no entry.
         """
-        _check_readable(raw)
-        return decode(cls, raw)
+        return decode(cls, raw, _check_readable)
 
 
-def _check_readable(raw: bytes) -> None:
+_READABLE_FROM, _FROM_VERSION = Entry._fields.index("readable_from"), Entry._fields.index("version")
+
+
+def _check_readable(fields: Any) -> None:
     """Raise LaterVersion if an entry is marked for later versions only, whatever else it has."""
     try:
-        fields = json.loads(raw)
-        needed, version = fields[Entry._fields.index("readable_from")], str(fields[Entry._fields.index("version")])
-    except (ValueError, LookupError, TypeError, RecursionError):
+        needed, version = fields[_READABLE_FROM], str(fields[_FROM_VERSION])
+    except (LookupError, TypeError):
         return  # not marked
     if type(needed) is int and needed > FORMAT:
         raise later(f"an entry is readable from format {needed} on, and this version of abcast reads {FORMAT}", version)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -244,11 +245,20 @@ def changes(before: bytes, after: bytes) -> bytes:
 
     Mostly some numbers are higher, and the text between them is the same. Then the differences of the numbers suffice.
     """
-    old, new = _NUMBERS.split(before), _NUMBERS.split(after)
+    old, new = _words(before), _words(after)
     if old[::2] != new[::2]:
         return _AS_TEXT + deflated(after, before)
-    steps = (int(here) - int(there) for there, here in zip(old[1::2], new[1::2], strict=True))
-    return _AS_NUMBERS + deflated(b"".join(map(_varint, steps)), b"")
+    steps = (
+        b"\0" if here == there else _varint(int(here) - int(there))
+        for there, here in zip(old[1::2], new[1::2], strict=True)
+    )
+    return _AS_NUMBERS + deflated(b"".join(steps), b"")
+
+
+@functools.lru_cache(maxsize=64)
+def _words(state: bytes) -> list[bytes]:
+    """Return texts and numbers in turn. The state after an entry is the one before the next entry."""
+    return _NUMBERS.split(state)
 
 
 def _after(before: bytes, changes: bytes) -> bytes:

@@ -84,6 +84,8 @@ class Suspicion:
             if member != state.me
             and (self._is_long_ago(member, state.heard[member]) or member.name in again or member in state.excluded)
         }
+        if not state.joiners:
+            return Reason(suspects, [])
         hearing: list[tuple[ProcessIncarnation, ...]] = []
         for member, place in places.items():
             if member != state.me and place not in suspects:

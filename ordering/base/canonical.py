@@ -14,6 +14,7 @@ It may be no JSON, or nested too deep; a field may be missing or of another type
 """
 
 _GZIP = 16 + zlib.MAX_WBITS
+_LEAST_WBITS = 9
 
 
 def canonical_json(body: Mapping[str, Any]) -> bytes:
@@ -23,7 +24,9 @@ def canonical_json(body: Mapping[str, Any]) -> bytes:
 
 def deflated(plain: bytes, known: bytes) -> bytes:
     """Compress `plain` with the dictionary `known`, which the reader must have: the inverse of `inflated`."""
-    stream = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS, 9, zdict=known)
+    # To clear tables for the largest window would take longer than to compress some hundred bytes.
+    window = min(max((len(plain) + len(known)).bit_length(), _LEAST_WBITS), zlib.MAX_WBITS)
+    stream = zlib.compressobj(9, zlib.DEFLATED, -window, window - _LEAST_WBITS + 3, zdict=known)
     return stream.compress(plain) + stream.flush()
 
 
