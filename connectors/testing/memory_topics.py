@@ -219,6 +219,7 @@ class MemoryFuture:
         self.offset = self.timestamp = -1
         self.exception: KafkaError | None = None
         self.is_done = False
+        self._callbacks: list[Callable[[object], object]] = []
         self._errbacks: list[Callable[[BaseException], object]] = []
 
     @property
@@ -233,6 +234,8 @@ class MemoryFuture:
     def written(self, record: PlainRecord) -> None:
         """Succeed with the stored record."""
         self.offset, self.timestamp, self.is_done = record.offset, record.timestamp, True
+        for callback in self._callbacks:
+            callback(self)
 
     def fail(self, error: KafkaError) -> None:
         """Fail with the error, for good."""
@@ -250,6 +253,12 @@ class MemoryFuture:
         if self.exception is not None:
             raise self.exception
         return self
+
+    def add_callback(self, callback: Callable[[object], object]) -> None:
+        """Call `callback` once the record is written, at once if it is."""
+        self._callbacks.append(callback)
+        if self.is_done and self.exception is None:
+            callback(self)
 
     def add_errback(self, errback: Callable[[BaseException], object]) -> None:
         """Call `errback` if the record fails, at once if it has."""

@@ -60,6 +60,13 @@ def size_of_pack(payload_bytes: int, count: int) -> int:
     return 1 + _LENGTH * count + payload_bytes
 
 
+def is_full(count: int, payload_bytes: int) -> bool:
+    """Whether messages fill a pack: one more, as large as they are on average, would not fit."""
+    return (
+        count >= MAX_PACK_MESSAGES or size_of_pack(payload_bytes + payload_bytes // count, count + 1) > MAX_PACK_BYTES
+    )
+
+
 def parts(sizes: Sequence[int], headers: Headers = ()) -> Iterator[tuple[int, int]]:
     """Yield the begin and end of each pack of successive messages with payloads of these sizes, in bytes.
 

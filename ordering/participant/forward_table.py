@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ordering.base.errors import ProtocolViolation
@@ -77,9 +77,14 @@ def was_ordered(pending: Pending, incarnation: int, local_seqno: int) -> bool:
 
 def message_bytes(payload: bytes, headers: Headers) -> int:
     """Return the size of a message as it counts against `max_bytes`."""
-    size = len(payload)
+    return bytes_of_all((payload,), headers)
+
+
+def bytes_of_all(payloads: Sequence[bytes], headers: Headers) -> int:
+    """Return the size of messages with the same headers, as they count against `max_bytes`."""
+    size = sum(map(len, payloads))
     for name, value in headers:
-        size += len(name) + len(value)
+        size += (len(name) + len(value)) * len(payloads)
     return size
 
 
@@ -119,11 +124,15 @@ class ForwardTable:
 
     def append(self, payload: bytes, headers: Headers) -> Pending:
         """Keep the message under the next local seqno, even if it has no room. Return the entry."""
-        self.last += 1
-        self._payloads.append(payload)
-        self._headers.append(headers)
-        self._bytes += message_bytes(payload, headers)
+        self.extend((payload,), headers)
         return Pending(self.last, payload, headers)
+
+    def extend(self, payloads: Sequence[bytes], headers: Headers) -> None:
+        """Keep the messages under the next local seqnos, even if they have no room."""
+        self.last += len(payloads)
+        self._payloads.extend(payloads)
+        self._headers.extend(itertools.repeat(headers, len(payloads)))
+        self._bytes += bytes_of_all(payloads, headers)
 
     def entry(self, local_seqno: int) -> Pending | None:
         """Return the entry with this local seqno, or None. Quick near the beginning and the end."""
@@ -164,10 +173,13 @@ class ForwardTable:
                 self.append(entry.payload, entry.headers)
         return dropped
 
-    def tail(self, count: int) -> Iterator[Pending]:
-        """Yield the last `count` entries in increasing order of local seqnos."""
-        for behind in range(count, 0, -1):
-            yield Pending(self.last - behind + 1, self._payloads[-behind], self._headers[-behind])
+    def between(self, first: int, last: int) -> list[Pending]:
+        """Return the entries from local seqno `first` to `last`, in increasing order. Quick near the end."""
+        if first == last and (entry := self.entry(last)) is not None:
+            return [entry]
+        behind = self.last - last, self.last - first + 1
+        kept = (itertools.islice(reversed(each), *behind) for each in (self._payloads, self._headers))
+        return [*map(Pending, itertools.count(last, -1), *kept)][::-1]
 
     def pending(self) -> Iterator[Pending]:
         """Iterate over the entries in increasing order of local seqnos: the order in which to send them again."""

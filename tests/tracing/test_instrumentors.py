@@ -66,8 +66,8 @@ def test_nothing_breaks_and_nothing_is_counted_twice(
     assert scopes == {"abcast", "application"}
     assert (len(spans("broadcast")), len(spans("deliver"))) == (MESSAGES, MESSAGES)
     assert len({*traces(spans("broadcast")), *traces(spans("deliver"))}) == 1
-    sent = [each for each in records(connection, f"abcast.{group}.forward.nyc") if b" message " in each.headers[0][1]]
-    assert [len(each.headers) for each in sent] == [2] * MESSAGES
+    sent = [each for each in records(connection, f"abcast.{group}.forward.nyc") if b" message" in each.headers[0][1]]
+    assert {len(each.headers) for each in sent} == {2}
     packs = [each for each in records(connection, f"abcast.{group}.data.nyc") if b" messages " in each.headers[0][1]]
     assert sum(int(each.headers[0][1].rpartition(b" ")[2]) for each in packs) > MESSAGES // 2
 

@@ -249,7 +249,7 @@ class Member:
             world.judge.may_lack(int(payload))
         try:
             if order == TOTAL:
-                self.forwarder.broadcast(payload, (), 0.0)
+                self.forwarder.broadcast((payload,), (), 0.0)
             else:
                 self.forwarder.cast(order, payload, (), 0.0)
             world.seen[order] += 1

@@ -29,7 +29,7 @@ from ordering.participant.participant_table import ParticipantPhase
 from tests.world.kafka import WorldConnection
 from tests.world.ledgers import GROUP, Table
 from tests.world.stepping import Process
-from tests.world.threads import Calls, StillBeats, StillTailer
+from tests.world.threads import Calls, StillAfterCallbacks, StillBeats, StillTailer
 
 Connect = Callable[[Process], WorldConnection]
 TABLE_RECORDS = 30
@@ -43,6 +43,7 @@ def parts(disk: Disk, sleep: Callable[[float], None]) -> dict[str, Any]:
         "connectors.client.incarnation.rejoin.time": SimpleNamespace(sleep=sleep),
         "connectors.client.tail.sharing.LogTailer": StillTailer,
         "connectors.client.tail.sharing.Heartbeats": StillBeats,
+        "connectors.client.tail.sharing.AfterCallbacks": StillAfterCallbacks,
         "connectors.client.tail.log_tailer.POLL_S": 0.0,
         "connectors.client.memory.outbox.sqlite3.connect": disk.connect,
     }
@@ -224,12 +225,13 @@ class GroupMember:
             return
         payload = f"{self.address} {len(self.sent)}".encode()
         self.sent.add(payload)
-        self.owed[payload] = Owed(self.application.reached, forwarder.broadcast(payload, (), 0.0))
+        self.owed[payload] = Owed(self.application.reached, forwarder.broadcast((payload,), (), 0.0))
 
     def turn(self) -> None:
         """Let the tailer take a turn, and the next incarnation begin if it is time."""
         if self.sender is None or (forwarder := self.sender.forwarder) is None:
             return
+        forwarder._shared.after_callbacks.turn()  # type: ignore[attr-defined]
         forwarder._subscription._tailer.turn()  # type: ignore[attr-defined]
         while self._calls.waiting:
             self._calls.waiting.pop(0)()

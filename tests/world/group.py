@@ -619,6 +619,7 @@ def playing(what: History, mutation: Mutation = NONE) -> Iterator[GroupWorld]:
         "connectors.kafka.log.seqno_search._NEAR": 2,
         "connectors.engine.batch.COLUMNS_FROM": what.shape.columns_from,
         "ordering.base.packs.MAX_PACK_MESSAGES": what.shape.packs or MAX_PACK_MESSAGES,
+        "connectors.client.tail.go_back_n.BUSY_RECORDS": 1,
         "connectors.kafka.log.data_log.state_at": world.state_at,
         "connectors.takeover.takeover.SideBySide": InTurn,
         "connectors.engine.job.yield_to_rival": lambda *_: False,

@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 from kafka.structs import TopicPartition
 
-from connectors.client.incarnation.pending_messages import PendingMessages
+from connectors.client.incarnation.driver import Driver
 from connectors.client.incarnation.send_queue import SendQueue
 from connectors.engine.batch import decide as true_decide
 from connectors.engine.writing import Writer, WrittenBatch
@@ -246,17 +246,17 @@ def as_it_was(state: SequencerState, records: Iterable[Data]) -> SequencerState:
 def backwards(queue: SendQueue) -> None:
     """Send the table in decreasing order."""
     for pending in reversed(list(queue._pending_messages.table.pending())):
-        queue._send(pending)
+        queue._send_alone(pending)
 
 
-_true_accept = PendingMessages.accept
+_true_accept = Driver.accept
 
 
-def forget_at_once(messages: PendingMessages, payload: bytes, headers: Headers) -> Any:
-    """Forget a message once it is accepted."""
-    accepted = _true_accept(messages, payload, headers)
-    messages.table.acknowledge(messages.table.last)
-    messages._receipts.clear()
+def forget_at_once(driver: Driver, *record: Any) -> Any:
+    """Forget a message once it is sent."""
+    accepted = _true_accept(driver, *record)
+    driver._pending_messages.table.acknowledge(driver._pending_messages.table.last)
+    driver._pending_messages._receipts.clear()
     return accepted
 
 
@@ -431,7 +431,7 @@ MUTATIONS = (
         "no-forward-table",
         "A member forgets its messages once they are sent",
         LOST,
-        (("connectors.client.incarnation.pending_messages.PendingMessages.accept", forget_at_once),),
+        (("connectors.client.incarnation.driver.Driver.accept", forget_at_once),),
     ),
     Mutation(
         "receipt-for-an-id",

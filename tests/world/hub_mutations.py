@@ -89,7 +89,7 @@ MUTATIONS = (
         "no-forward-table",
         "A member forgets its messages once they are sent",
         LOST,
-        (("connectors.client.incarnation.pending_messages.PendingMessages.accept", forget_at_once),),
+        (("connectors.client.incarnation.driver.Driver.accept", forget_at_once),),
         needs=("outbox",),
     ),
 )

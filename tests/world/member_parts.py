@@ -47,7 +47,7 @@ class MemberConnection(WorldConnection):
 
 
 class MemberProducer(_WorldProducer):
-    """A producer whose records the process sees."""
+    """A producer whose records the process sees, and which learns in a later turn that they are written."""
 
     def __init__(self, process: Process, settings: dict[str, Any]) -> None:
         super().__init__(process.world.kafka, settings)
@@ -55,7 +55,11 @@ class MemberProducer(_WorldProducer):
 
     def send(self, topic: str, *args: Any, **options: Any) -> MemoryFuture:
         self._process.sends(options["headers"] if "headers" in options else args[2])
-        return super().send(topic, *args, **options)
+        sent = super().send(topic, *args, **options)
+        if sent.is_done and sent.exception is None:
+            sent.is_done = False
+            self._process.unheard.append(sent)
+        return sent
 
 
 class _Consumer(_WorldConsumer):

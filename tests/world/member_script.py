@@ -251,6 +251,7 @@ class MemberScript:
             self.world.actors.pass_time(1_000)
             for process in self.world.alive:
                 if process.name != name:
+                    process.hear()
                     process.beat()
             self.world.decide()
 

@@ -26,6 +26,7 @@ from connectors.client.tail import sharing
 from connectors.client.values.receipt import Receipt
 from connectors.client.values.sending_limits import SendingLimits
 from connectors.kafka.log.effective import Effective
+from connectors.testing.memory_topics import MemoryFuture
 from ordering.base.errors import (
     Blocked,
     BrokerUnreachable,
@@ -55,7 +56,7 @@ from ordering.participant.participant_events import (
 from ordering.participant.participant_table import INSIDE, OUTSIDE, Action, Cause, Do
 from ordering.participant.participant_table import ParticipantPhase as Part
 from tests.world.member_parts import GROUP, SITE, Calls, MemberConnection, MemberProducer, SteppedRejoin, Tailer
-from tests.world.threads import StillBeats
+from tests.world.threads import StillAfterCallbacks, StillBeats
 
 if TYPE_CHECKING:
     from tests.world.membership_jobs import MembershipJobs
@@ -110,6 +111,8 @@ class Process:
         self.sent_in: dict[tuple[int, int], int] = {}
         """By incarnation and local seqno: the view in which it has sent a message, unless as a stranger."""
         self.sent_outside: set[tuple[int, int]] = set()
+        self.unheard: list[MemoryFuture] = []
+        """Records in Kafka that its producers still wait for."""
         self.stopped: set[int] = set()
         """The flushes that it has ended, or given up."""
         self.ended = 0
@@ -182,8 +185,18 @@ class Process:
         self._tend_request()
         self._tailer.turn() if records > 100 else None
         self.rejoin.turn(self)
+        self.hear()
         self.beat()
         self._see_its_end()
+
+    def hear(self) -> None:
+        """Hear of the records that are written, and send the messages that have gathered."""
+        written, self.unheard = self.unheard, []
+        for sent in written:
+            sent.written(sent)  # type: ignore[arg-type]
+        calls = self.shared.after_callbacks
+        assert isinstance(calls, StillAfterCallbacks)
+        calls.turn()
 
     @property
     def _tailer(self) -> Tailer:
@@ -246,10 +259,7 @@ class Process:
             return
         several = [payload or f"{self.address} {self.world.next_number()}".encode() for _ in range(count)]
         with suppress(Blocked, Excluded, ForwardTableFull, UsageError, BrokerUnreachable):
-            if count == 1:
-                receipt = self.forwarder.broadcast(several[0], (), 0.0)
-            else:
-                receipt = self.forwarder.broadcast_many(several, (), 0.0)
+            receipt = self.forwarder.broadcast(several, (), 0.0)
             self.said |= {**dict.fromkeys(several), several[-1]: receipt}
             if now.is_silent:
                 self.world.blame(SPOKE, f"{now.member} has taken {several!r}, {now.phase.value}")

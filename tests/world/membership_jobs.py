@@ -29,7 +29,7 @@ from tests.world.jobs import Job
 from tests.world.kafka import Log, WorldConnection, WorldKafka, partition
 from tests.world.member_parts import GROUP, SITE, SteppedRejoin, Tailer, count_incarnations
 from tests.world.membership_checks import ENDED_JOB, OTHER_STATE, MembershipChecks, decided
-from tests.world.threads import StillBeats
+from tests.world.threads import StillAfterCallbacks, StillBeats
 
 IN_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 """The place of outboxes: a disk in memory, where there is one."""
@@ -81,8 +81,10 @@ class MembershipJobs(MembershipChecks):
         client = "connectors.client"
         numbers = f"{client}.memory.incarnation_numbers.IncarnationNumbers"
         patches = {
+            f"{client}.tail.go_back_n.BUSY_RECORDS": 2,
             f"{client}.tail.sharing.LogTailer": Tailer,
             f"{client}.tail.sharing.Heartbeats": StillBeats,
+            f"{client}.tail.sharing.AfterCallbacks": StillAfterCallbacks,
             f"{client}.incarnation.sender.Rejoin": SteppedRejoin,
             f"{client}.incarnation.driver.step": self._watched_step,
             f"{client}.incarnation.forwarder.step": self._watched_step,

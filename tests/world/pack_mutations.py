@@ -6,8 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from connectors.client.incarnation.send_queue import SendQueue
 from connectors.client.tail.subscription import Subscription
 from connectors.engine.batch import decide as true_decide
+from connectors.kafka.codec.codec import pack_headers
 from ordering.base.packs import decode_pack, encode_pack, rest_of
 from ordering.base.records import MESSAGES, Data, Forward
 from ordering.checker.anomalies import DIVERGENT, DUPLICATE, GAP, LOST
@@ -78,6 +80,16 @@ def as_its_first_message(accepted: ReceivedRow, incarnation: int, local_seqno: i
 def at_once(_subscription: Subscription, _state: SequencerState) -> Any:
     """Write packs, whatever the group's format is."""
     return lambda: True
+
+
+def without_the_newest(queue: SendQueue) -> None:
+    """Send the table again without the messages that have gathered."""
+    queue._send(queue._pending_messages.table.acknowledged + 1, queue._released - queue._gathered)
+
+
+def one_too_low(incarnation: int, local_seqno: int, *others: Any) -> Any:
+    """Name a pack by the local seqno before its first message's."""
+    return pack_headers(incarnation, max(1, local_seqno - 1), *others)
 
 
 _true_rest_of = rest_of
@@ -151,6 +163,18 @@ MUTATIONS = tuple(
             "A member writes packs before the group takes them",
             LOST,
             (("connectors.client.tail.subscription.Subscription.packs_from", at_once),),
+        ),
+        Mutation(
+            "pack-left-out",
+            "A member sends its table again without the messages that it has gathered",
+            LOST,
+            (("connectors.client.incarnation.send_queue.SendQueue.send_table", without_the_newest),),
+        ),
+        Mutation(
+            "pack-named-too-low",
+            "A member names a pack by the local seqno before its first",
+            (DIVERGENT, DUPLICATE, LOST, UNKNOWN_MESSAGE),
+            (("connectors.client.incarnation.send_queue.pack_headers", one_too_low),),
         ),
         Mutation(
             "pack-of-two-lives",

@@ -14,6 +14,7 @@ from unittest.mock import patch
 
 from connectors.client.incarnation.callbacks import Callback, Callbacks
 from connectors.client.incarnation.rejoin import Rejoin
+from connectors.client.tail.after_callbacks import AfterCallbacks
 from connectors.client.tail.cast_hub import CastHub
 from connectors.client.tail.cast_reader import CastReader
 from connectors.client.tail.heartbeats import Heartbeats, _OwnProducer
@@ -109,6 +110,19 @@ class StillBeats(Heartbeats):
             self._turn(self._own)
 
 
+class StillAfterCallbacks(AfterCallbacks):
+    """Calls that are made when the world says so."""
+
+    def put(self, call: Callback) -> None:
+        """Make the call in the next turn."""
+        self._calls.put(call)
+
+    def turn(self) -> None:
+        """Make the calls that are due."""
+        self._calls.put(None)
+        self._run()
+
+
 class Tailer(LogTailer):
     """A tailer without a thread."""
 
@@ -195,6 +209,7 @@ def parked() -> Iterator[None]:
         for target, replacement in (
             ("threading.Thread", thread),
             ("connectors.client.tail.sharing.LogTailer", Tailer),
+            ("connectors.client.tail.sharing.AfterCallbacks", StillAfterCallbacks),
             ("connectors.client.tail.sharing.CastHub", Hub),
             ("connectors.client.tail.sharing.Heartbeats", StillBeats),
             ("connectors.client.tail.merged_log.CastReader", Reader),

@@ -108,7 +108,7 @@ class SendingHalf:
 
         All messages are accepted, or none. With an outbox they enter it in one step. So a member that is killed then
         sends all of them later, or none. This costs less for each message than `broadcast`, and least in a group of
-        format 3: there a member without casts sends packs.
+        format 3: there a member sends packs.
 
         The messages are ordered as they are given, behind what this member has broadcast before. Messages of other
         members may come between them, and a view. `receipt.result()` returns the seqno of the
@@ -132,16 +132,16 @@ class SendingHalf:
         )
         span = sending(self.group, self.address, kept, checked, self._sending.limits.max_pending_bytes)
         if span is None:
-            return self._may_broadcast().broadcast_many(kept, checked, limit)
+            return self._may_broadcast().broadcast(kept, checked, limit)
         with span:
-            many = self._may_broadcast().broadcast_many(kept, span.headers, limit)
+            many = self._may_broadcast().broadcast(kept, span.headers, limit)
             span.accepted(many.message_id)
             return many
 
     def _broadcast(self, order: str, payload: bytes, headers: Headers, timeout: float | None) -> Receipt | CastReceipt:
         forwarder = self._may_broadcast()
         if order == TOTAL:
-            return forwarder.broadcast(payload, headers, timeout)
+            return forwarder.broadcast((payload,), headers, timeout)
         return forwarder.cast(order, payload, headers, timeout)
 
     def _may_broadcast(self) -> Forwarder:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from connectors.client.casts.caster import Caster
 from connectors.client.incarnation.lifecycle import LifecycleState
 from connectors.client.incarnation.pending_messages import PendingMessages
-from ordering.base.errors import Blocked, ForwardTableFull, counted
+from ordering.base.errors import Blocked, ForwardTableFull, UsageError, counted
 from ordering.participant.participant_table import ParticipantPhase
 
 
@@ -25,12 +25,19 @@ class AdmissionControl:
         self._lifecycle = lifecycle
         self._pending_messages = pending_messages
 
-    def wait_until_taken(self, size: int, timeout: float | None, count: int = 1) -> None:
+    def wait_until_taken(self, size: int, count: int, timeout: float | None) -> None:
         """Wait until `count` messages, of `size` bytes in all, may enter the forward table.
 
-        Raises Blocked, ForwardTableFull, Excluded.
+        Raises Blocked, ForwardTableFull, Excluded; UsageError if the table never has room for all.
         """
         lifecycle, pending_messages = self._lifecycle, self._pending_messages
+        table = pending_messages.table
+        if not table.may_hold(size, count):
+            raise UsageError(
+                f"{counted(count, 'message')} of {size:,} bytes are over the member's limits: at most "
+                f"{table.max_records} (max_pending_records) of {table.max_bytes:,} bytes (max_pending_bytes) wait at a "
+                "time. Broadcast fewer at once."
+            )
         while lifecycle.is_silent or not pending_messages.table.has_room(size, count):
             if lifecycle.is_silent:
                 self._wait_for_the_flush(timeout)

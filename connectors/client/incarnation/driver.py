@@ -80,7 +80,7 @@ class Driver:
                 self._perform(action)
                 continue
             try:
-                receipt = self.accept(action.payload, control_headers(action.kind), action.kind, action.flush_id)
+                receipt = self.accept((action.payload,), control_headers(action.kind), action.kind, action.flush_id)
             except EnvironmentProblem as error:
                 if isinstance(event, Asked | FlushWanted):
                     lifecycle.become(before)
@@ -96,26 +96,17 @@ class Driver:
             self.step(Asked(Cause.STRANDED))
         return receipt
 
-    def accept(self, payload: bytes, headers: Headers, kind: str = MESSAGE, flush_id: int = 0) -> Receipt:
-        """Add a record to the pending messages and the send queue. Raises EnvironmentProblem: then it is not accepted.
+    def accept(self, payloads: Sequence[bytes], headers: Headers, kind: str = MESSAGE, flush_id: int = 0) -> Receipt:
+        """Add messages, or a control record, to the pending messages and the send queue; return the last one's receipt.
 
-        The caller has checked that the table has room for a message. A control record needs no room: they are few, and
-        none may wait.
+        Raises EnvironmentProblem: then none is accepted. The caller has checked that the table has room for messages. A
+        control record needs no room: they are few, and none may wait.
         """
         pending_messages, send_queue = self._pending_messages, self._send_queue
         if not pending_messages.has_receipts:
             send_queue.note_progress()
-        pending, receipt = pending_messages.accept(payload, headers)
-        send_queue.add(pending, kind, flush_id)
-        return receipt
-
-    def accept_many(self, payloads: Sequence[bytes], headers: Headers) -> Receipt:
-        """Add messages, as `accept` does; return the receipt of the last. If it raises, none is accepted."""
-        pending_messages, send_queue = self._pending_messages, self._send_queue
-        if not pending_messages.has_receipts:
-            send_queue.note_progress()
-        receipt = pending_messages.accept_many(payloads, headers)
-        send_queue.add_many(len(payloads))
+        receipt = pending_messages.accept(payloads, headers, kind)
+        send_queue.add(payloads, kind, flush_id)
         return receipt
 
     def _perform(self, action: Action) -> None:

@@ -55,7 +55,7 @@ from ordering.base.errors import (
 from ordering.base.records import JOIN, Headers
 from ordering.casts.casts import CAUSAL
 from ordering.membership.membership import MemberIncarnation
-from ordering.participant.forward_table import Pending, kind_of, message_bytes
+from ordering.participant.forward_table import Pending, bytes_of_all, kind_of, message_bytes
 from ordering.participant.participant import Participant, step
 from ordering.participant.participant_events import (
     Answered,
@@ -110,7 +110,8 @@ class Forwarder:
         self._lifecycle = LifecycleState(incarnations.address, incarnations.changed, Participant(self._identity))
         shared = opened.shared
         path = Path(group, shared.producers, shared.cast_producers, opened.producer, opened.may_pack, opened.hub)
-        self._send_queue = SendQueue(incarnations, self._pending_messages, path, self._may_send, self._end)
+        gathered = functools.partial(shared.after_callbacks.put, self._send_gathered)
+        self._send_queue = SendQueue(incarnations, self._pending_messages, path, self._may_send, gathered, self._end)
         self._admission = AdmissionControl(self._lifecycle, self._pending_messages)
         heartbeats = functools.partial(self._shared.heartbeats(group, self.address.site).add, self)
         self._driver = Driver(
@@ -207,42 +208,22 @@ class Forwarder:
 
     # --- called by applications ---
 
-    def broadcast(self, payload: bytes, headers: Headers, timeout: float | None) -> Receipt:
-        """Give the message its local seqno, keep it, send it, and return its receipt.
-
-        Raises ForwardTableFull, Blocked, Excluded, Superseded, EnvironmentProblem; BrokerUnreachable if this is the
-        first message, more than FRESH_S after the incarnation began.
-        """
-        with self._lock:
-            lifecycle = self._lifecycle
-            lifecycle.check()
-            size = message_bytes(payload, headers)
-            if not lifecycle.takes_messages or not self._pending_messages.table.has_room(size):
-                self._admission.wait_until_taken(size, timeout)
-            if self._pending_messages.has_accepted_nothing:
-                self._see_that_it_is_not_ignored()
-            return self._driver.accept(payload, headers)
-
-    def broadcast_many(self, payloads: Sequence[bytes], headers: Headers, timeout: float | None) -> Receipt:
+    def broadcast(self, payloads: Sequence[bytes], headers: Headers, timeout: float | None) -> Receipt:
         """Give the messages consecutive local seqnos, keep and send them; return the receipt of the last one.
 
-        All are accepted, or none. Raises as `broadcast` does; UsageError if the forward table never has room for all.
+        All are accepted, or none. Raises ForwardTableFull, Blocked, Excluded, Superseded, EnvironmentProblem;
+        UsageError if the forward table never has room for all; BrokerUnreachable if these are the first messages, more
+        than FRESH_S after the incarnation began.
         """
         with self._lock:
-            lifecycle, table = self._lifecycle, self._pending_messages.table
+            lifecycle, pending_messages = self._lifecycle, self._pending_messages
             lifecycle.check()
-            count, size = len(payloads), sum(message_bytes(payload, headers) for payload in payloads)
-            if not table.may_hold(size, count):
-                raise UsageError(
-                    f"{counted(count, 'message')} of {size:,} bytes are over the member's limits: at most "
-                    f"{table.max_records} (max_pending_records) of {table.max_bytes:,} bytes (max_pending_bytes) wait "
-                    "at a time. Broadcast fewer at once."
-                )
-            if not lifecycle.takes_messages or not table.has_room(size, count):
-                self._admission.wait_until_taken(size, timeout, count)
-            if self._pending_messages.has_accepted_nothing:
+            count, size = len(payloads), bytes_of_all(payloads, headers)
+            if not lifecycle.takes_messages or not pending_messages.table.has_room(size, count):
+                self._admission.wait_until_taken(size, count, timeout)
+            if pending_messages.has_accepted_nothing:
                 self._see_that_it_is_not_ignored()
-            return self._driver.accept_many(payloads, headers)
+            return self._driver.accept(payloads, headers)
 
     def cast(self, order: str, payload: bytes, headers: Headers, timeout: float | None) -> CastReceipt:
         """Send the message straight to the members, in fifo or causal order.
@@ -368,6 +349,11 @@ class Forwarder:
     def _say_answered(self, flush_id: int) -> None:
         if not self.has_ended:
             self._driver.step(Answered(flush_id))
+
+    def _send_gathered(self) -> None:
+        with self.changed:
+            if not self.has_ended:
+                self._send_queue.send_gathered()
 
     def heartbeat(self) -> Heartbeat | None:
         """Return the heartbeat to send, or None if the group waits for none. Takes no lock."""

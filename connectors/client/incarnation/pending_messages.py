@@ -33,7 +33,7 @@ from connectors.kafka.connection.connection import Connection
 from connectors.kafka.log.effective import Effective
 from connectors.kafka.log.liveness import say_why
 from ordering.base.errors import AbcastError, EnvironmentProblem, HistoryChanged, HistoryUnavailable
-from ordering.base.records import Headers
+from ordering.base.records import MESSAGE, Headers
 from ordering.membership.forgetting import is_told
 from ordering.membership.membership import MemberIncarnation
 from ordering.participant.forward_table import Pending, carried_from, carried_over, is_control, was_ordered
@@ -97,32 +97,21 @@ class PendingMessages:
 
     # --- adding and removing ---
 
-    def accept(self, payload: bytes, headers: Headers) -> tuple[Pending, Receipt]:
-        """Keep a message under the next local seqno. Raises EnvironmentProblem: then it is not accepted."""
-        if self._outbox is not None:
-            self._outbox.append(self.table.last + 1, payload, headers)
-        self.has_accepted_nothing = False
-        pending = self.table.append(payload, headers)
-        if self._timed is None and not is_control(pending):
-            self._timed = pending.local_seqno, time.monotonic()
-        receipt = Receipt(self._identity, pending.local_seqno, self._incarnations.changed, self.why)
-        self._receipts.append(receipt)
-        return pending, receipt
-
-    def accept_many(self, payloads: Sequence[bytes], headers: Headers) -> Receipt:
-        """Keep messages under the next local seqnos; return the receipt of the last.
+    def accept(self, payloads: Sequence[bytes], headers: Headers, kind: str = MESSAGE) -> Receipt:
+        """Keep messages, or a control record, under the next local seqnos; return the receipt of the last.
 
         Raises EnvironmentProblem: then none is accepted.
         """
         if self._outbox is not None:
             self._outbox.append_many(self.table.last + 1, payloads, headers)
         self.has_accepted_nothing = False
-        for payload in payloads:
-            self.table.append(payload, headers)
-        if self._timed is None:
-            self._timed = self.table.last, time.monotonic()
-        receipt = Receipt(self._identity, self.table.last, self._incarnations.changed, self.why)
-        self._receipts.extend(itertools.repeat(None, len(payloads) - 1))
+        self.table.extend(payloads, headers)
+        last = self.table.last
+        if self._timed is None and kind == MESSAGE:
+            self._timed = last, time.monotonic()
+        if len(payloads) > 1:
+            self._receipts.extend(itertools.repeat(None, len(payloads) - 1))
+        receipt = Receipt(self._identity, last, self._incarnations.changed, self.why)
         self._receipts.append(receipt)
         return receipt
 

@@ -9,18 +9,25 @@ in order, except where a produce request failed (`connectors.client.tail.go_back
 if both the participant and the caster release it. With casts, the last records of the table wait for the casts before
 them (`ordering.casts.outgoing`), and headers behind their own say what they depend on.
 
-Packs. Successive messages with equal headers that are sent together go in packs, if the group takes them. With casts,
-only messages that are sent again go in packs. A message is sent again in whatever pack it falls into then: the
-sequencer judges each local seqno, and cuts an overlap (`ordering.sequencer.sequencer`). So neither the table nor the
-outbox keeps the edges of packs. No message waits for a pack to grow.
+Packs. Successive messages with equal headers that are sent together go in packs, if the group takes them. A message is
+sent again in whatever pack it falls into then: the sequencer judges each local seqno, and cuts an overlap
+(`ordering.sequencer.sequencer`). So neither the table nor the outbox keeps the edges of packs.
+
+Gathering. While many records are on their way (`GoBackN.is_busy`), messages gather: they are the newest entries of the
+table, and the producer has not got them. All of them leave together, in their order: when a record on its way is
+written, when a pack is full, with a control record, or when the table is sent again. So none overtakes them. None waits
+for a pack to grow: it would wait in the producer, which has one request on its way. A crash, a failed record and the
+end of the incarnation find gathered messages in the table and the outbox, as all others. With casts, none gather.
 
 The lock. All methods are called under `Incarnations.changed`, except three: `look_after`, which takes it if something
-is due, `heartbeat` and `close`.
+is due, `heartbeat` and `close`. A thread that may wait for the lock sends gathered messages
+(`connectors.client.tail.after_callbacks`): the producer's own thread must not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from connectors.client.casts.cast_keeper import UnwrittenCast, UnwrittenCasts
@@ -35,7 +42,7 @@ from connectors.kafka.codec.codec import forward_headers, pack_headers
 from connectors.kafka.transport import Producer
 from ordering.base.errors import NotWrittenInTime
 from ordering.base.names import Topic
-from ordering.base.packs import encode_pack, parts
+from ordering.base.packs import encode_pack, is_full, parts
 from ordering.base.records import HEARTBEAT, MESSAGE, Headers
 from ordering.casts.outgoing import EarlierProcess
 from ordering.membership.membership import MemberIncarnation
@@ -62,9 +69,19 @@ class SendQueue:
         pending_messages: PendingMessages,
         path: Path,
         may_send: Callable[[Pending], bool],
+        wake: Callable[[], object],
         end: Callable[[Exception], object],
     ) -> None:
-        """Make a queue. `may_send` asks the participant. `end` is called without the lock, when casts fail for good."""
+        """Make a queue.
+
+        Args:
+            incarnations: have the lock, the limits and the outbox.
+            pending_messages: have the table.
+            path: has the producers.
+            may_send: asks the participant.
+            wake: called by any thread, and does not wait; another one is to call `send_gathered` soon.
+            end: called without the lock, when casts fail for good.
+        """
         self.address = incarnations.address
         self.caster: Caster | None = None
         self._incarnations = incarnations
@@ -72,11 +89,14 @@ class SendQueue:
         self._pending_messages = pending_messages
         self._path = path
         self._may_send = may_send
+        self._wake = wake
         self._end = end
         self._sender = str(incarnations.address).encode("ascii")
         self._topic = str(Topic(path.group, "forward", incarnations.address.site))
         self._depends: dict[int, Headers] = {}
         """The header that says what a record of the table depends on, by local seqno, in increasing order."""
+        self._gathered = self._gathered_bytes = 0
+        """The count of the newest entries, which the producer has not got, and the bytes of their payloads."""
         self._inherited = 0
         """The local seqno of the last record that this incarnation began with; no cast comes before it."""
         self.sending = GoBackN(
@@ -119,27 +139,35 @@ class SendQueue:
 
     # --- under the lock ---
 
-    def add(self, pending: Pending, kind: str, flush_id: int) -> None:
-        """Send `pending`, the newest entry of the table, when it may leave."""
-        if self.caster is not None:
-            self.caster.total(kind, flush_id)
-            self._release()
-        elif self._may_send(pending):
-            self._send(pending)
+    def add(self, payloads: Sequence[bytes], kind: str, flush_id: int) -> None:
+        """Send the newest entries of the table when they may leave: messages with these payloads, or one other record.
 
-    def add_many(self, count: int) -> None:
-        """Send the newest `count` entries of the table, all messages, when they may leave."""
+        `flush_id` is that of the record's flush.
+        """
         if self.caster is not None:
-            for _ in range(count):
-                self.caster.total(MESSAGE)
+            for _ in payloads:
+                self.caster.total(kind, flush_id)
             self._release()
             return
-        self._send_all(self._pending_messages.table.tail(count))
+        is_first = not self._gathered
+        self._gathered += len(payloads)
+        self._gathered_bytes += sum(map(len, payloads))
+        may_gather = kind == MESSAGE and self.sending.is_busy and (self._path.may_pack() if is_first else True)
+        if not may_gather or is_full(self._gathered, self._gathered_bytes):
+            self.send_gathered()
+        elif is_first:
+            self.sending.when_less_busy(lambda _: self._wake())
+
+    def send_gathered(self) -> None:
+        """Send the entries that the producer has not got."""
+        last, count = self._pending_messages.table.last, self._gathered
+        self._gathered = self._gathered_bytes = 0
+        self._send(last - count + 1, last)
 
     def send_table(self) -> None:
         """Send all pending records that may be sent, in increasing order of local seqnos."""
-        released = self._released
-        self._send_all(each for each in self._pending_messages.table.pending() if each.local_seqno <= released)
+        self._gathered = self._gathered_bytes = 0
+        self._send(self._pending_messages.table.acknowledged + 1, self._released)
 
     def _send_again(self) -> None:
         self._incarnations.figures.resends += 1
@@ -173,47 +201,41 @@ class SendQueue:
         caster = self.caster
         if caster is None:
             return
-        table, released = self._pending_messages.table, self._released
+        before = self._released
         besides = list(caster.release())
-        for pending, beside in zip(table.tail(table.last - released), besides, strict=False):
-            if beside:
-                self._depends[pending.local_seqno] = beside
-            if self._may_send(pending):
-                self._send(pending)
+        self._depends |= {local_seqno: beside for local_seqno, beside in enumerate(besides, before + 1) if beside}
+        self._send(before + 1, before + len(besides))
 
-    def _send_all(self, records: Iterable[Pending]) -> None:
-        """Send the records that may be sent, in their order, messages in packs."""
-        if not self._path.may_pack():
-            for pending in filter(self._may_send, records):
-                self._send(pending)
+    def _send(self, first: int, last: int) -> None:
+        """Send the entries from local seqno `first` to `last` that may be sent, in their order, messages in packs."""
+        entries = self._pending_messages.table.between(first, last)
+        if first == last or not self._path.may_pack():
+            for pending in filter(self._may_send, entries):
+                self._send_alone(pending)
             return
-        run: list[Pending] = []
-        for pending in filter(self._may_send, records):
-            if run and not self._is_next(run[-1], pending):
+        for _, group in itertools.groupby(entries, self._common):
+            run = [*group]
+            if self._may_send(run[0]):
                 self._send_run(run)
-                run = []
-            run.append(pending)
-        self._send_run(run)
 
-    def _is_next(self, last: Pending, pending: Pending) -> bool:
-        """Whether both may be in one pack."""
-        if pending.local_seqno != last.local_seqno + 1 or is_control(last) or is_control(pending):
-            return False
-        if self._depends and not {last.local_seqno, pending.local_seqno}.isdisjoint(self._depends):
-            return False
-        return sent_headers(last) == sent_headers(pending)
+    def _common(self, pending: Pending) -> Headers | int:
+        """Return what all entries of a pack have in common."""
+        if is_control(pending) or pending.local_seqno in self._depends:
+            return pending.local_seqno
+        return sent_headers(pending)
 
     def _send_run(self, run: Sequence[Pending]) -> None:
+        """Send successive messages with equal headers, or one other entry."""
         payloads = [pending.payload for pending in run]
-        for begin, end in parts(list(map(len, payloads)), sent_headers(run[0]) if run else ()):
+        for begin, end in parts([*map(len, payloads)], sent_headers(run[0])):
             if end - begin == 1:
-                self._send(run[begin])
+                self._send_alone(run[begin])
             else:
                 first, incarnation = run[begin], self._pending_messages.incarnation
                 headers = pack_headers(incarnation, first.local_seqno, end - begin, sent_headers(first))
                 self.sending.send(self._topic, self._sender, encode_pack(payloads[begin:end]), headers)
 
-    def _send(self, pending: Pending) -> None:
+    def _send_alone(self, pending: Pending) -> None:
         incarnation = self._pending_messages.incarnation
         if is_control(pending):
             headers = forward_headers(incarnation, pending.local_seqno, kind=kind_of(pending))

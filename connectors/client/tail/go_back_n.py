@@ -3,16 +3,16 @@
 Source: SEQUENCER (docs/sources.md), "Reliability on failover": when in doubt, send everything in the table again, in
 increasing order. The receiver, a sequencer or an inbox's rule, drops duplicates, and records that follow a gap.
 
-Invariant. Either one producer has got the whole table, in its order, or `has_failed` is true, nothing is sent, and a
-new producer gets the whole table later. A producer keeps its records in order up to the first that fails
-(`connectors.kafka.transport.seam`). So in the end the log has the whole table in order. Records from earlier producers,
-even late ones, are duplicates, or follow a gap. They do no harm.
+Invariant. Either one producer has got the table in its order, except the newest entries, which its owner gathers; or
+`has_failed` is true, nothing is sent, and a new producer gets the whole table later. A producer keeps its records in
+order up to the first that fails (`connectors.kafka.transport.seam`). So in the end the log has the whole table in
+order. Records from earlier producers, even late ones, are duplicates, or follow a gap. They do no harm.
 
 Why a new producer: the old one may be in a state in which it takes no more records, and may still be sending others. A
 crash at any point leaves the table as it was (with an outbox), and the next start sends all of it.
 
 The lock. `changed` is the lock of the table. `send` and `send_table` are called under it, so broadcasts and resends
-take turns. Failures are noted without it: the producer's thread notes them, and must not wait.
+take turns. Failures are noted without it: the producer's thread notes them, and must not wait. Nor may it send.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import functools
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 
 from kafka.errors import KafkaError
@@ -34,6 +35,9 @@ MAX_RESEND_S = 30.0
 """FAILED_RESEND_S is the time before a failed produce request is repaired. That time and `resend_after_s` double with
 each resend, up to MAX_RESEND_S.
 """
+
+BUSY_RECORDS = 8
+"""With so many records on their way a table counts as busy: the next ones may wait for one of them, and gather."""
 
 STUCK_PRODUCER_S = 150.0
 """Seconds after which a producer is replaced: by then it should have given up on its record, which takes 120 s."""
@@ -82,8 +86,18 @@ class GoBackN:
         self._producer = producer
         # One object for all of a producer's records: nothing is made for it on the hot path.
         self._on_failure = functools.partial(self._note_failure, producer)
-        self._newest: Sent | None = None
+        self._last: deque[Sent] = deque(maxlen=BUSY_RECORDS)
+        """The last records that were sent, the newest one at the end. They get done in their order."""
         self.has_failed = False
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether BUSY_RECORDS or more are on their way."""
+        return len(self._last) == BUSY_RECORDS and not self._last[0].is_done
+
+    def when_less_busy(self, call: Callable[[object], object]) -> None:
+        """Call `call` when fewer records are on their way, unless one fails. The producer's thread calls it."""
+        self._last[0].add_callback(call)
 
     def send(self, topic: str, key: bytes, value: bytes, headers: list[tuple[str, bytes]]) -> Sent | None:
         """Send the table's next record; return None if it has to wait for a new producer."""
@@ -95,7 +109,7 @@ class GoBackN:
             self.note_failure(error)
             return None
         sent.add_errback(self._on_failure)
-        self._newest = sent
+        self._last.append(sent)
         return sent
 
     def note_failure(self, why: object) -> None:
@@ -120,7 +134,7 @@ class GoBackN:
         """
         now = time.monotonic()
         waited = now - self._progress_at
-        if not self.has_failed and self._newest is not None and not self._newest.is_done:
+        if not self.has_failed and self._last and not self._last[-1].is_done:
             # The producer still tries (the broker is away) and has it all; sending again would only add to it.
             if waited <= STUCK_PRODUCER_S:
                 return

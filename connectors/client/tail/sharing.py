@@ -11,6 +11,7 @@ import threading
 from dataclasses import replace
 from types import TracebackType
 
+from connectors.client.tail.after_callbacks import AfterCallbacks
 from connectors.client.tail.cast_hub import CastHub
 from connectors.client.tail.heartbeats import Heartbeats
 from connectors.client.tail.log_tailer import LogTailer
@@ -66,6 +67,7 @@ class Shared:
         self._heartbeat_producers = Producers(
             lambda: replace(connection, client_id=f"{connection.client_id}{BEATS}").producer(linger_ms=LINGER_MS)
         )
+        self.after_callbacks = AfterCallbacks()
         self._connection = connection
         self._process = os.getpid()  # a fork may release a reference of its parent
         self._tailers: dict[tuple[str, str], LogTailer] = {}
@@ -111,6 +113,7 @@ class Shared:
             _open.pop((self._process, self._connection), None)
         for heartbeats in self._heartbeats.values():
             heartbeats.close()
+        self.after_callbacks.close()
         for producers in (self._heartbeat_producers, self.producers, self.cast_producers):
             producers.close()
         self.metadata.close()

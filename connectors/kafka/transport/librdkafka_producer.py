@@ -48,20 +48,20 @@ class _Written(NamedTuple):
     timestamp: int
 
 
-_to_wait = threading.Lock()
+_to_add = threading.Lock()
 
 
 class _Sent:
-    """A record on its way. Each callback is called once: by the thread that removes it from the list."""
+    """A record on its way. Each errback is called once: by the thread that removes it from the list."""
 
-    __slots__ = ("_errbacks", "_message", "_waiters", "exception", "is_done")
+    __slots__ = ("_callbacks", "_errbacks", "_message", "exception", "is_done")
 
     def __init__(self) -> None:
         self.is_done = False
         self.exception: BaseException | None = None
         self._message: Any = None
         self._errbacks: list[Callable[[BaseException], object]] | None = None
-        self._waiters: list[threading.Event] | None = None  # few records are waited for
+        self._callbacks: list[Callable[[Any], object]] | None = None  # few records have one
 
     def report(self, error: confluent_kafka.KafkaError | None, message: Any) -> None:
         """Set the outcome. Called by the producer's thread, or by one that flushes."""
@@ -70,8 +70,8 @@ class _Sent:
         else:
             self.exception = translated(error)
         self.is_done = True
-        for waiter in self._waiters or ():
-            waiter.set()
+        for callback in self._callbacks or ():
+            callback(message)
         if self._errbacks:
             self._call_back()
 
@@ -85,6 +85,15 @@ class _Sent:
 
     def failed(self) -> bool:
         return self.exception is not None
+
+    def add_callback(self, f: Callable[[Any], object]) -> None:
+        """Call `f` when the record is done, even if it has failed. The reporter sets `is_done`, then reads the
+        callbacks; this does both in the other order, so it is called once at least.
+        """
+        with _to_add:
+            self._callbacks = [*(self._callbacks or ()), f]
+        if self.is_done:
+            f(self._message)
 
     def add_errback(self, f: Callable[[BaseException], object]) -> None:
         if self._errbacks is None:
@@ -100,20 +109,13 @@ class _Sent:
 
     def get(self, timeout: float | None = None) -> _Written | None:
         if not self.is_done:
-            self._wait(timeout)
+            done = threading.Event()
+            self.add_callback(lambda _: done.set())
+            if not done.wait(timeout):
+                raise errors.KafkaTimeoutError(f"not written within {timeout:g} s")
         if self.exception is not None:
             raise self.exception
         return self.value
-
-    def _wait(self, timeout: float | None) -> None:
-        """Wait for the outcome. The reporter sets `is_done`, then reads the waiters; a waiter does both in the other
-        order.
-        """
-        done = threading.Event()
-        with _to_wait:
-            self._waiters = [*(self._waiters or ()), done]
-        if not self.is_done and not done.wait(timeout):
-            raise errors.KafkaTimeoutError(f"not written within {timeout:g} s")
 
 
 class _Producer:

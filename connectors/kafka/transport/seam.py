@@ -96,6 +96,9 @@ class Sent(Protocol):
     def get(self, timeout: float | None = None) -> Any:
         """Wait for the `Written`. Raises the record's error, or KafkaTimeoutError after `timeout` seconds."""
 
+    def add_callback(self, f: Callable[[Any], object]) -> object:
+        """Call `f`, with some value, once the record is in the log; at once if it is. It may be called twice."""
+
     def add_errback(self, f: Callable[[BaseException], object]) -> object:
         """Call `f` if the record fails; at once if it has."""
 

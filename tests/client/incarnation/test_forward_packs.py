@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from kafka.structs import TopicPartition
 
 from connectors import Member
 from connectors.client.memory.outbox import Outbox
+from connectors.client.tail.go_back_n import BUSY_RECORDS
 from connectors.kafka.codec.codec import decode_data, decode_forward
 from connectors.kafka.codec.epochs import encode_claim
 from connectors.kafka.connection.sending import append
@@ -17,10 +19,10 @@ from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.sequencer_thread import SequencerThread
 from ordering.base.names import ROLES, Topic
 from ordering.base.packs import MAX_PACK_BYTES, MAX_PACK_HEADERS_BYTES, MAX_PACK_MESSAGES, unpacked
-from ordering.base.records import HEARTBEAT, Data, Forward, Source
+from ordering.base.records import HEARTBEAT, JOIN, MESSAGES, Data, Forward, Source
 from ordering.participant.forward_table import Pending
-from tests.client.members import kill
-from tests.waiting import WAIT
+from tests.client.members import forwarder_of, kill
+from tests.waiting import WAIT, eventually
 
 DATA, FORWARD = (TopicPartition(f"abcast.g.{role}.nyc", 0) for role in ("data", "forward"))
 
@@ -166,3 +168,87 @@ def test_large_headers_make_small_packs(kafka: MemoryConnection) -> None:
         assert a.broadcast_many([b""] * 33, {"k": bytes(size - 1)}).result(WAIT) == 33
         assert a.broadcast_many([b""] * 16, {"k": bytes(size)}).result(WAIT) == 49
     assert shapes(kafka) == [(1, 16), (17, 16), (33, 1), (34, 15), (49, 1)]
+
+
+class TestGathering:
+    """`FORWARD` is away, so nothing that was sent is acknowledged until it is back."""
+
+    @pytest.fixture
+    def a(self, kafka: MemoryConnection, tmp_path: Path) -> Iterator[Member]:
+        """Provide a member that may pack, and has sent as many messages as go alone."""
+        with SequencerThread(kafka, "g"):
+            pass
+        a = Member("g", "nyc/a", connection=kafka, outbox=tmp_path / "outbox")
+        kafka.topics.take_away(FORWARD.topic)
+        self.receipts = [a.broadcast(b"%d" % n) for n in range(BUSY_RECORDS)]
+        yield a
+        kafka.topics.bring_back(FORWARD.topic)
+        if not forwarder_of(a).has_ended:
+            with SequencerThread(kafka, "g"):
+                a.close(WAIT)
+
+    def test_what_waits_leaves_behind_an_acknowledged_record(self, kafka: MemoryConnection, a: Member) -> None:
+        """Each message has its own receipt, headers and place."""
+        self.receipts += [a.broadcast(b"%d" % n) for n in range(BUSY_RECORDS, 100)]
+        self.receipts += [a.broadcast(b"%d" % n, {"k": b"v"}) for n in range(100, 102)]
+        assert len(kafka.topics._in_flight[FORWARD]) == BUSY_RECORDS
+        kafka.topics.bring_back(FORWARD.topic)
+        eventually(lambda: sum(record.count for record in forwards(kafka)) == 102)
+        packs = [(BUSY_RECORDS + 1, 100 - BUSY_RECORDS), (101, 2)]
+        assert shapes(kafka) == [*((n, 1) for n in range(1, BUSY_RECORDS + 1)), *packs]
+        with SequencerThread(kafka, "g"):
+            assert [receipt.result(WAIT) for receipt in self.receipts] == list(range(1, 103))
+        assert [(each.payload, each.headers) for each in ordered(kafka)][99:101] == [
+            (b"99", ()),
+            (b"100", (("k", b"v"),)),
+        ]
+
+    def test_a_full_pack_leaves(self, kafka: MemoryConnection, a: Member) -> None:
+        """Each limit, of messages and of bytes, fills one record."""
+        for payload, count in ((b"", MAX_PACK_MESSAGES), (bytes(996), (MAX_PACK_BYTES - 1) // 1_000)):
+            for _ in range(count):
+                before = len(kafka.topics._in_flight[FORWARD])
+                a.broadcast(payload)
+            assert len(kafka.topics._in_flight[FORWARD]) == before + 1
+        a.broadcast(bytes(MAX_PACK_BYTES))
+        kafka.topics.bring_back(FORWARD.topic)
+        assert [count for _, count in shapes(kafka)][BUSY_RECORDS:] == [MAX_PACK_MESSAGES, count, 1]
+
+    def test_no_control_record_overtakes_them(self, kafka: MemoryConnection, a: Member) -> None:
+        a.broadcast_many([b"x", b"y"])
+        a.broadcast(b"z")
+        assert forwarder_of(a).join() is not None
+        kafka.topics.bring_back(FORWARD.topic)
+        last = BUSY_RECORDS + 4
+        assert [(record.kind, record.local_seqno, record.count) for record in forwards(kafka)][BUSY_RECORDS:] == [
+            (MESSAGES, last - 3, 3),
+            (JOIN, last, 1),
+        ]
+
+    def test_they_survive_a_kill(self, kafka: MemoryConnection, a: Member, tmp_path: Path) -> None:
+        a.broadcast(b"gathered")
+        kill(a)
+        kafka.topics.bring_back(FORWARD.topic)
+        outbox = tmp_path / "outbox"
+        with SequencerThread(kafka, "g"), Member("g", "nyc/a", connection=kafka, outbox=outbox) as again:
+            again.wait_ordered(WAIT)
+        assert [each.payload for each in ordered(kafka)][BUSY_RECORDS:] == [b"gathered"]
+
+    def test_they_leave_with_the_table_after_a_failure(self, kafka: MemoryConnection, a: Member) -> None:
+        """The record that they wait for is never acknowledged."""
+        receipts = [a.broadcast(b"x") for _ in range(3)]
+        forwarder_of(a)._send_queue.sending._producer.abandon()
+        kafka.topics.bring_back(FORWARD.topic)
+        with SequencerThread(kafka, "g"):
+            assert [receipt.result(WAIT) for receipt in receipts] == [BUSY_RECORDS + n for n in (1, 2, 3)]
+
+    def test_none_gathers_before_the_group_takes_packs(self) -> None:
+        kafka = MemoryConnection()
+        kafka.create("g", "nyc")
+        a = Member("g", "nyc/a", connection=kafka)
+        kafka.topics.take_away(FORWARD.topic)
+        for _ in range(2 * BUSY_RECORDS):
+            a.broadcast(b"x")
+        kafka.topics.bring_back(FORWARD.topic)
+        assert shapes(kafka) == [(n, 1) for n in range(1, 2 * BUSY_RECORDS + 1)]
+        kill(a)

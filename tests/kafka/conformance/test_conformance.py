@@ -64,6 +64,16 @@ def test_a_record_that_is_too_large(topic: str, producer: Producer) -> None:
     assert producer.send(topic, bytes(MAX_PAYLOAD_BYTES), partition=0).get(WAIT).offset == 0
 
 
+def test_callbacks_of_a_written_record(topic: str, producer: Producer) -> None:
+    """Each is called, added before the answer or behind it."""
+    sent, called = producer.send(topic, b"x", partition=0), list[str]()
+    sent.add_callback(lambda _: called.append("early"))
+    sent.get(WAIT)
+    eventually(lambda: called)
+    sent.add_callback(lambda _: called.append("late"))
+    assert set(called) == {"early", "late"}
+
+
 def test_an_abandoned_producer(topic: str, producer: Producer) -> None:
     producer.send(topic, b"x", partition=0).get(WAIT)
     producer.abandon()

@@ -1,0 +1,44 @@
+"""Calls that a producer's callback asks for, and must not make itself: they may wait, and its thread must not.
+
+Invariant. Each call is made once, in the order of `put`, without any lock. A call that takes long delays the others: of
+the same connection, that is, whose producer it waits for.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+
+Call = Callable[[], object]
+_logger = logging.getLogger(__name__)
+
+
+class AfterCallbacks:
+    """A queue of calls, and its thread, which starts with the first one. Thread-safe. `close` it."""
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def put(self, call: Call) -> None:
+        """Ask for a call. Never waits."""
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="abcast-after-callbacks", daemon=True)
+                self._thread.start()
+        self._calls.put(call)
+
+    def close(self) -> None:
+        """End the thread after the calls that were asked for."""
+        self._calls.put(None)
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            try:
+                call()
+            except Exception:
+                # The other members still need their calls.
+                _logger.exception("a member could not send what it has gathered")
