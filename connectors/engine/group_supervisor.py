@@ -21,6 +21,7 @@ from connectors.engine.options import EngineOptions, JobState
 from connectors.engine.takeovers import Takeovers
 from connectors.kafka.groups.troubles import SEQUENCER, Troubles
 from connectors.kafka.groups.unservable_groups import GROUP_ERRORS, UnservableGroups, raise_unservable
+from connectors.kafka.log.beats import Beats
 from connectors.takeover.group_maintenance import GroupMaintenance
 from connectors.takeover.groups import forward_topics, positions_of
 from connectors.takeover.takeover import STALL_S
@@ -66,7 +67,10 @@ class GroupSupervisor:
         self._site = options.site
         self._state = state
         self._troubles = options.troubles or Troubles()
-        self._maintenance = GroupMaintenance(options.connection, options.site, state.epochs, "process", self._troubles)
+        self._beats = Beats(options.connection, options.site)
+        self._maintenance = GroupMaintenance(
+            options.connection, options.site, state.epochs, "process", self._troubles, self._beats
+        )
         self._takeovers = Takeovers(options, state.epochs, agreement)
         self._partitions = ForwardPartitions(options.connection)
         self._watchdogs: dict[str, Watchdog] = {}
@@ -104,6 +108,7 @@ class GroupSupervisor:
         """Start the thread that looks after the groups."""
         self._troubles.pipelines = lambda: self.pipelines
         self._thread.start()
+        self._beats.start()
 
     def report_failure(self, group: str, epoch: int, error: AbcastError) -> None:
         """Ask the thread to suspend a group that the loop has dropped: no signs of life, a retry later. Thread-safe.
@@ -132,6 +137,7 @@ class GroupSupervisor:
         if self._thread.is_alive():
             self._thread.join(_CLOSE_S)
         self._takeovers.close()
+        self._beats.close()
         self._maintenance.close()
 
     def _run(self) -> None:

@@ -5,12 +5,13 @@ So a takeover in error costs a silence and loses nothing, and a crash at any poi
 sequencer stops, or stands by in turn.
 
 A sequencer is gone if the process of its claim was seen on this host and is there no longer, which shows at once; or if
-no sign of life has come for `takeover_after_s`. A process that was never seen proves nothing: containers may share a
-host's name, and not its processes.
+no sign of life and no claim has come for `takeover_after_s`, and for the time of SIGNS signs, which a sign tells. A
+process that was never seen proves nothing: containers may share a host's name, and not its processes. There is none if
+no group ever had one, or all last signs are of this host, and old.
 
-Signs are compared with the ones before, never with a clock, as the clocks of hosts differ. Time counts as silence only
-between two answers of Kafka, and a long time between two looks counts as a short one: if Kafka is away, or this process
-was suspended, the sequencer may have been, too.
+Signs are compared with the ones before, never with another host's clock. Time counts as silence only between two
+answers of Kafka, and a long time between two looks counts as a short one: if Kafka is away, or this process was
+suspended, the sequencer may have been, too.
 
 The sequencer of a site serves all groups that the standby has: a sign for any of them is its sign, also one that tells
 why it goes on without that group.
@@ -41,62 +42,61 @@ from connectors.kafka.groups.retrying import LogThrottle
 from connectors.kafka.groups.topic_finder import TopicFinder
 from connectors.kafka.log.data_log import DataLog, consumer_of_logs
 from connectors.kafka.log.epoch_log import Epochs
+from connectors.kafka.log.liveness import NONE, SILENT, judge
 from connectors.kafka.log.sign_of_life import SIGN_EVERY_S, Sign, read_signs
 from connectors.kafka.log.standby_sign import REQUEST_S, STANDBY_SIGN_S, sign_as_standby
 from connectors.kafka.transport import Consumer
 from connectors.takeover.groups import epochs_of_groups, groups_at
 from ordering.base.errors import AbcastError, UsageError
 
-LEAST_AFTER_S = 2 * SIGN_EVERY_S
-"""The least `takeover_after_s`. A sign is followed by the next one after SIGN_EVERY_S, and the time of a look."""
-LOOK_S = 0.5
+SIGNS = 3
+"""The number of successive signs that a sequencer must miss to count as gone."""
+LOOK_S = 0.25
 """The time between two looks."""
 _LONGEST_LOOK_S = 2 * LOOK_S
 """The most that the time between two looks counts."""
 _UNSIGNED_S = 60.0
 """The longest time to the next sign after one that Kafka did not take; it doubles up to that."""
-_SPREAD_MS = 1_500
-"""The most by which a standby waits longer than another one: the time from a claim to the first sign."""
+_SPREAD_MS = 500
+"""The most by which a standby waits longer than another one: the time to its claim, which the other one sees."""
 
 _logger = logging.getLogger(__name__)
 
 
 class SequencerSilence:
-    """The time since the last new sign of life. `after_s`: the seconds after which the sequencer counts as gone."""
+    """The time since the last new sign of life, or claim.
 
-    def __init__(self, after_s: float) -> None:
-        self._after_s = after_s
-        self._signs: Mapping[str, Sign] = {}
+    `after_s`: the seconds after which the sequencer counts as gone, if that is longer than SIGNS signs take. `more_s`:
+    seconds to add.
+    """
+
+    def __init__(self, after_s: float, more_s: float = 0.0) -> None:
+        self._after_s, self._more_s = after_s, more_s
+        self._heard: tuple[Mapping[str, Sign], Claim | None] = {}, None
         self._silent_s = 0.0
         self._looked_at: float | None = None
 
-    def is_long(self, signs: Mapping[str, Sign] | None, now: float) -> bool:
-        """Compare the newest signs with the last ones; return whether there was none for `after_s`.
-
-        `signs`: None if Kafka did not tell, or there is no group. `now`: seconds of a steady clock.
-        """
-        if signs is None:
+    def is_long(self, seen: Seen, now: float) -> bool:
+        """Compare with the last look; return whether there was nothing new for too long. `now`: of a steady clock."""
+        if seen.signs is None:
             self._looked_at = None
             return False
-        if signs != self._signs:
-            self._signs, self._silent_s = dict(signs), 0.0
+        if (heard := (seen.signs, seen.claim)) != self._heard:
+            self._heard, self._silent_s = heard, 0.0
         elif self._looked_at is not None:
             self._silent_s += min(now - self._looked_at, _LONGEST_LOOK_S)
         self._looked_at = now
-        return self._silent_s >= self._after_s
+        return self._silent_s >= max(self._after_s, SIGNS * seen.every_s) + self._more_s
 
 
 class Standby:
     """Waits until the sequencer of the site is gone."""
 
     def __init__(self, options: EngineOptions, finder: TopicFinder) -> None:
-        """Raise UsageError if `takeover_after_s` is below LEAST_AFTER_S. `finder`: of the job's groups."""
+        """Raise UsageError if `takeover_after_s` is no time. `finder`: of the job's groups."""
         assert options.takeover_after_s is not None
-        if not options.takeover_after_s >= LEAST_AFTER_S:  # nan, too
-            raise UsageError(
-                f"a sequencer gives a sign of life every {SIGN_EVERY_S:g} s: a standby waits for {LEAST_AFTER_S:g} s "
-                f"or longer, not {options.takeover_after_s:g} s."
-            )
+        if not options.takeover_after_s >= 0:  # nan, too
+            raise UsageError(f"--takeover-after-s is a number of seconds, not {options.takeover_after_s:g}.")
         self._connection, self._site, self._after_s = options.connection, options.site, options.takeover_after_s
         self._finder = finder
 
@@ -107,12 +107,15 @@ class Standby:
         is logged.
         """
         # Standbys that began together do not claim together.
-        silence = SequencerSilence(self._after_s + secrets.randbelow(_SPREAD_MS) / 1_000)
+        silence = SequencerSilence(self._after_s, secrets.randbelow(_SPREAD_MS) / 1_000)
         told = living = ""
         with closing(_Lookout(self._connection, self._site)) as lookout:
             while not stop.is_set():
-                signs, claim, asked = lookout.look(self._finder)
-                is_long = silence.is_long(signs, time.monotonic())
+                seen = lookout.look(self._finder)
+                claim, asked, is_long = seen.claim, seen.is_asked, silence.is_long(seen, time.monotonic())
+                if seen.is_alone:
+                    _logger.warning("standby at %s: there is no sequencer. This process takes over.", self._site)
+                    return {}
                 if claim is not None and claim.who != told:
                     told = claim.who
                     _logger.info("standby at %s: %s is the sequencer. This process waits.", self._site, told)
@@ -122,7 +125,7 @@ class Standby:
                     _logger.warning("standby: the sequencer, %s, has ended. This process takes over.", living)
                     return {}
                 if is_long and not asked:
-                    _logger.warning("standby: no sign of a sequencer for %g s. This process takes over.", self._after_s)
+                    _logger.warning("standby: no sign of a sequencer for a while. This process takes over.")
                     return {}
                 stop.wait(LOOK_S)  # if asked, the requests for other groups are on their way
                 if asked and (epochs := lookout.asked(self._finder)):
@@ -143,13 +146,25 @@ def is_asked(epochs: Epochs, since_ms: int) -> bool:
 
 
 class Seen(NamedTuple):
-    """The newest signs of the sequencer (None if Kafka did not tell, or there is no group), its claim, and whether an
-    operator asks this process to take over.
+    """The newest signs of the sequencer (None if Kafka did not tell, or there is no group), and its claim.
+
+    `is_asked`: an operator asks this process to take over. `every_s`: the time between two signs. `is_alone`: there is
+    no sequencer, and was none since this process waits.
     """
 
     signs: Mapping[str, Sign] | None = None
     claim: Claim | None = None
     is_asked: bool = False
+    every_s: float = SIGN_EVERY_S
+    is_alone: bool = False
+
+
+def _is_alone(log: DataLog, signs: Mapping[str, Sign]) -> bool:
+    """Whether no group of these signs has a sequencer. `log`: of the group whose sign is the newest."""
+    found = judge(log, signs.get(log.topic.group))
+    if found.state == NONE:
+        return not signs
+    return found.state == SILENT and bool(signs) and all(sign.is_of_this_host for sign in signs.values())
 
 
 class _Lookout:
@@ -161,6 +176,7 @@ class _Lookout:
         self._consumer: Consumer | None = None
         self._logs: dict[str, DataLog] = {}
         self._sign_at, self._pause_s, self._throttle = 0.0, STANDBY_SIGN_S, LogThrottle()
+        self._has_looked = False
 
     def look(self, finder: TopicFinder) -> Seen:
         """Look once. Raises no error: what hinders it is logged."""
@@ -170,11 +186,16 @@ class _Lookout:
                 return Seen()
             self._metadata = self._metadata or self._connection.metadata_client()
             signs = read_signs(self._connection, groups, self._site, metadata=self._metadata).of_groups
-            epochs = self._epochs(groups, signs)
+            log = self._log(groups, signs)
+            epochs, sign = log.epochs.read(), signs.get(log.topic.group)
             if (claim := epochs.newest_claim) is not None and claim.is_over:
-                epochs = self._epochs(groups, signs)  # another one may have claimed, and given no sign yet
+                epochs = log.epochs.read()  # another one may have claimed, and given no sign yet
+                claim = epochs.newest_claim
+            is_alone, self._has_looked = not self._has_looked and _is_alone(log, signs), True
             self._sign(self._metadata, groups)
-            return Seen(signs, epochs.newest_claim, is_asked(epochs, self._since_ms))
+            has_signed = sign is not None and claim is not None and sign.epoch == claim.epoch
+            every_s = sign.every_s if sign is not None and has_signed else SIGN_EVERY_S
+            return Seen(signs, claim, is_asked(epochs, self._since_ms), every_s, is_alone)
         except (AbcastError, KafkaError) as error:
             if self._throttle.is_due(str(error)):
                 _logger.warning("standby: %s Trying again.", error)
@@ -202,14 +223,14 @@ class _Lookout:
                 _logger.warning("standby: neither `abcast status` nor `abcast takeover` sees this process: %s", error)
         self._sign_at = time.monotonic() + self._pause_s
 
-    def _epochs(self, groups: Sequence[str], signs: Mapping[str, Sign]) -> Epochs:
-        """Return EPOCH of the group whose sign is the newest."""
+    def _log(self, groups: Sequence[str], signs: Mapping[str, Sign]) -> DataLog:
+        """Return DATA and EPOCH of the group whose sign is the newest."""
         signed = {group: (sign.epoch > 0, sign.at_ms) for group, sign in signs.items()}
         group = max(groups, key=lambda group: signed.get(group, (False, 0)))
         self._consumer = self._consumer or consumer_of_logs(self._connection)
         if group not in self._logs:
             self._logs[group] = DataLog(self._connection, group, self._site, self._consumer)
-        return self._logs[group].epochs.read()
+        return self._logs[group]
 
     def close(self) -> None:
         """Close the connections. Another look opens new ones."""

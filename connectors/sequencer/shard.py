@@ -6,6 +6,7 @@ claim, a start checks whether Spark can run a task, and whether the topics and t
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -19,6 +20,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from connectors.kafka.connection.sending import append_all
 from connectors.kafka.groups.topic_finder import TopicFinder
+from connectors.kafka.log.beats import Beats
 from connectors.kafka.log.data_log import topic_missing
 from connectors.kafka.topics.topics import check_topics
 from connectors.kafka.transport import Record
@@ -96,6 +98,7 @@ class SequencerShard(StreamingJob):
         """Whether groups were claimed since this was last reset."""
         self._query: StreamingQuery | None = None
         self._maintenance: GroupMaintenance | None = None
+        self._beats: Beats | None = None
         self._stale: set[str] = set()  # groups whose membership has changed since it was read
         self._watched: dict[str, int] = {}  # groups with members, and a seqno that their DATA has
         self._watchdog: Watchdog | None = None
@@ -103,6 +106,12 @@ class SequencerShard(StreamingJob):
         self._states: dict[str, SequencerState] = {}
         self._refused: set[tuple[TopicPartition, int, int]] = set()
         """Records too large for memory that have their dead letter: partition, offset and timestamp of each."""
+
+    def run(self) -> None:
+        """Run like any job. It beats between two queries, too: one that begins anew takes seconds."""
+        with contextlib.closing(Beats(self.options.connection, self.options.site)) as self._beats:
+            self._beats.start()
+            super().run()
 
     def select_topics(self, topics: list[Topic]) -> dict[str, list[str]]:
         """Return the forward topics at the site, relayed ones included, of the shard's groups with DATA there."""
@@ -152,7 +161,7 @@ class SequencerShard(StreamingJob):
         states = take_over_groups(claimer, forward)
         self.has_claimed = True
         self._maintenance, self._seen_batch = (
-            GroupMaintenance(connection, site, self._epochs, "spark", self.options.troubles),
+            GroupMaintenance(connection, site, self._epochs, "spark", self.options.troubles, self._beats),
             -1,
         )
         self._maintenance.take(forward, states, claimer.opened)

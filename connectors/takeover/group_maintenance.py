@@ -25,6 +25,7 @@ from connectors.kafka.connection.connection import Connection
 from connectors.kafka.groups.suspended_groups import SuspendedGroups
 from connectors.kafka.groups.troubles import Troubles
 from connectors.kafka.groups.unservable_groups import GROUP_ERRORS, raise_unservable
+from connectors.kafka.log.beats import Beats
 from connectors.kafka.log.data_log import DataLog, consumer_of_logs
 from connectors.kafka.log.sign_of_life import SignsOfLife
 from connectors.kafka.topics.topics import wrong_in_logs
@@ -71,8 +72,13 @@ class GroupMaintenance:
         epochs: Mapping[str, int],
         engine: str,
         troubles: Troubles | None = None,
+        beats: Beats | None = None,
     ) -> None:
-        """Maintain no group yet. `troubles`: of all jobs of this process. Raises BrokerUnreachable."""
+        """Maintain no group yet.
+
+        `troubles`: of all jobs of this process. `beats`: repeat a sign of life. Raises BrokerUnreachable.
+        """
+        self._beats = beats
         self._troubles = troubles or Troubles()
         self.forward: dict[str, list[str]] = {}
         """The groups under maintenance, each with its forward topics."""
@@ -86,7 +92,7 @@ class GroupMaintenance:
         self._reader: Consumer | None = None  # reads all logs
         self._ticker: Producer | None = None
         self._next_look = time.monotonic() + LOOK_AT_SETTINGS_S  # a start has checked
-        self._signs = SignsOfLife(connection, site, engine)
+        self._signs = SignsOfLife(connection, site, engine, beats=beats is not None)
 
     def take(
         self,
@@ -113,6 +119,8 @@ class GroupMaintenance:
 
     def release(self, group: str) -> None:
         """Maintain the group no longer."""
+        if self._beats is not None:
+            self._beats.drop(group)
         self.forward.pop(group, None)
         self._groups.pop(group, None)
         self.away.forget(group)
@@ -212,6 +220,8 @@ class GroupMaintenance:
         suspended = {**silent, **self._troubles.suspended(topics, self._site)}
         if self._signs.give(here, considered, now, ends, self._troubles.of, suspended):
             self._troubles.signed({*here, *silent})
+            if self._beats is not None and self._signs.last is not None:
+                self._beats.repeat(*self._signs.last, now)
 
     def _recreated(self, groups: Iterable[str], considered: Mapping[TopicPartition, int]) -> dict[str, AbcastError]:
         """Return an error for each group whose FORWARD lost its end, or was recreated, before the job read that far.

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from connectors.takeover.takeover import GroupCheck
 
 
-TAKEOVER_AFTER_S = 6.0
-"""The default of `--takeover-after-s`: a sequencer gives a sign every two seconds, and two may fail."""
+TAKEOVER_AFTER_S = 2.0
+"""The default of `--takeover-after-s`. A standby waits for three signs of the sequencer at least: 1.5 s, or 6 s."""
 
 
 GARBAGE_AFTER = 50_000
@@ -69,8 +69,8 @@ TakeoverAfter = Annotated[
     typer.Option(
         "--takeover-after-s",
         envvar="ABCAST_TAKEOVER_AFTER_S",
-        help="Seconds without a sign of the sequencer after which a standby takes over. A sequencer that ends on this "
-        "host is noticed at once.",
+        help="Seconds without a sign of the sequencer after which a standby takes over: 6 at least if that is of an "
+        "earlier version. A sequencer that ends on this host is noticed at once.",
     ),
 ]
 

@@ -96,7 +96,7 @@ def test_all_groups_of_a_standby_are_handed_over(kafka: MemoryConnection) -> Non
     with started_job(kafka, 3600.0, GroupChoice.parse("g,h")):
         eventually(lambda: stands_by(kafka), what="a standby")
         done = hand_over(kafka, ["g"], SITE, beside=["g", "h", "other"])
-        assert [each.group for each in done] == ["g", "h"]
+        assert {each.group for each in done} == {"g", "h"}
         for group in ("g", "h"):
             with DataLog(kafka, group, SITE) as log:
                 assert [claim.is_planned for claim in log.epochs.read().claims] == [False, True]
@@ -137,10 +137,8 @@ def test_without_a_standby_nothing_is_written(kafka: MemoryConnection, monkeypat
 
 
 def test_a_group_without_a_sequencer_is_refused(kafka: MemoryConnection) -> None:
-    with started_job(kafka, 3600.0):
-        eventually(lambda: stands_by(kafka), what="a standby")
-        with pytest.raises(UsageError, match="none of the groups g ever had a sequencer"):
-            hand_over(kafka, ["g"], SITE)
+    with pytest.raises(UsageError, match="none of the groups g ever had a sequencer"):
+        hand_over(kafka, ["g"], SITE)
 
 
 class Frozen:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import subprocess
@@ -19,11 +20,21 @@ from kafka.structs import TopicPartition
 from connectors.engine import standby
 from connectors.engine.loop import Loop
 from connectors.engine.options import EngineOptions
-from connectors.engine.standby import LEAST_AFTER_S, LOOK_S, SequencerSilence, Standby
+from connectors.engine.standby import LOOK_S, SIGNS, Seen, SequencerSilence, Standby
 from connectors.engine.writing import WriteFailed
 from connectors.kafka.codec.codec import forward_headers
+from connectors.kafka.codec.epochs import Claim
+from connectors.kafka.log.beats import Beats
 from connectors.kafka.log.data_log import DataLog
-from connectors.kafka.log.sign_of_life import SIGN_EVERY_S, Sign, read_signs
+from connectors.kafka.log.sign_of_life import (
+    BEAT_S,
+    SIGN_EVERY_S,
+    SILENT_AFTER_S,
+    Sign,
+    SignsOfLife,
+    commit_sign,
+    read_signs,
+)
 from connectors.takeover.takeover import take_over
 from connectors.testing.memory_kafka import MemoryConnection
 from jobs.terminal.engine_option import TAKEOVER_AFTER_S
@@ -39,11 +50,11 @@ FORWARD = TopicPartition(str(Topic("g", "forward", SITE)), 0)
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(standby, "LOOK_S", 0.05)
-    monkeypatch.setattr(standby, "LEAST_AFTER_S", 0.0)
+    monkeypatch.setattr(standby, "SIGNS", 0)
 
 
-def signs(at_ms: int, epoch: int = 1) -> dict[str, Sign]:
-    return {"g": Sign(epoch, "host", "process", at_ms)}
+def signed(at_ms: int) -> Seen:
+    return Seen({"g": Sign(1, "host", "process", at_ms)})
 
 
 class TestSilence:
@@ -52,19 +63,36 @@ class TestSilence:
     def test_a_sign_ends_it(self) -> None:
         silence = SequencerSilence(4.0)
         for look in range(100):
-            assert not silence.is_long(signs(look // 7), look * LOOK_S)
-        assert [look for look in range(100, 110) if silence.is_long(signs(14), look * LOOK_S)] == [106, 107, 108, 109]
+            assert not silence.is_long(signed(look // 7), look * LOOK_S)
+        assert [look for look in range(100, 116) if silence.is_long(signed(14), look * LOOK_S)] == [114, 115]
+
+    def test_a_claim_ends_it(self) -> None:
+        silence, seen = SequencerSilence(4.0), signed(1)
+        for look in range(16):
+            assert not silence.is_long(seen, look * LOOK_S)
+        assert silence.is_long(seen, 4.0)
+        assert not silence.is_long(seen._replace(claim=Claim(2, 0)), 4.0 + LOOK_S)
+
+    @pytest.mark.parametrize(("every_s", "silent_s"), [(0.5, 2.0), (2.0, 6.0)])
+    def test_a_sequencer_may_miss_two_signs(
+        self, every_s: float, silent_s: float, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The default suits the sequencer's own time between signs, and that of earlier versions."""
+        monkeypatch.setattr(standby, "SIGNS", SIGNS)
+        silence, seen = SequencerSilence(TAKEOVER_AFTER_S), signed(1)._replace(every_s=every_s)
+        found = next(look for look in range(100) if silence.is_long(seen, look * LOOK_S))
+        assert found * LOOK_S == silent_s
 
     def test_no_answer_is_no_silence(self) -> None:
         silence = SequencerSilence(4.0)
-        assert not silence.is_long(signs(1), 0.0)
+        assert not silence.is_long(signed(1), 0.0)
         for look in range(1, 100):
-            assert not silence.is_long(signs(1) if look % 2 else None, look * LOOK_S)
+            assert not silence.is_long(signed(1) if look % 2 else Seen(), look * LOOK_S)
 
     def test_a_suspended_standby_looks_again(self) -> None:
         silence = SequencerSilence(4.0)
-        assert not silence.is_long(signs(1), 0.0)
-        assert not silence.is_long(signs(1), 3600.0)
+        assert not silence.is_long(signed(1), 0.0)
+        assert not silence.is_long(signed(1), 3600.0)
 
     @given(st.lists(st.tuples(st.floats(0.0, 5.0), st.booleans(), st.booleans())))
     def test_it_is_never_called_early(self, looks: list[tuple[float, bool, bool]]) -> None:
@@ -73,18 +101,67 @@ class TestSilence:
             now += elapsed
             if is_new and is_answered:
                 at_ms, last_new = at_ms + 1, now
-            assert not (silence.is_long(signs(at_ms) if is_answered else None, now) and now - last_new < 4.0)
+            assert not (silence.is_long(signed(at_ms) if is_answered else Seen(), now) and now - last_new < 4.0)
 
 
-def test_the_default_is_longer_than_the_time_of_two_signs() -> None:
-    assert TAKEOVER_AFTER_S > LEAST_AFTER_S >= 2 * SIGN_EVERY_S
-
-
-def test_a_time_below_that_of_two_signs_is_refused(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(standby, "LEAST_AFTER_S", LEAST_AFTER_S)
-    for after_s in (1.0, float("nan")):
-        with pytest.raises(UsageError, match=rf"every 2 s: a standby waits for 4 s or longer, not {after_s:g} s"):
+def test_a_time_that_is_none_is_refused(kafka: MemoryConnection) -> None:
+    for after_s in (-1.0, float("nan")):
+        with pytest.raises(UsageError, match=rf"--takeover-after-s is a number of seconds, not {after_s:g}"):
             Standby(EngineOptions(kafka, SITE, takeover_after_s=after_s), finder_of(kafka, (SITE,)))
+
+
+def test_a_standby_without_a_sequencer_claims_at_once(
+    kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """There was none ever, or the last sign is of this host, and old."""
+    for number in (1, 2):
+        with started_job(kafka, 3600.0):
+            send(kafka, number)
+            eventually(lambda: read_signs(kafka, ["g"], SITE).of_groups, what="a sign")
+        monkeypatch.setattr("connectors.kafka.log.liveness.SILENT_AFTER_S", 0.0)
+    assert claims(kafka) == 2
+    assert caplog.text.count("there is no sequencer. This process takes over.") == 2
+    with DataLog(kafka, "g", SITE) as log:
+        other = Sign(log.epochs.read().newest_epoch, "another", "process", 1)
+    commit_sign(kafka.metadata_client(), "g", SITE, other)
+    with started_job(kafka, 3600.0):
+        threading.Event().wait(0.5)
+        assert claims(kafka) == 2, "clocks of hosts differ"
+
+
+def test_beats_repeat_a_sign_for_a_while(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sign of one group tells that the next one comes soon. A sequencer that gives signs no more falls silent."""
+    kafka.create("h", SITE)
+
+    def seen() -> Mapping[str, Sign]:
+        return read_signs(kafka, ["g", "h"], SITE).of_groups
+
+    beats, maintained = Beats(kafka, SITE), SignsOfLife(kafka, SITE, "process", beats=True)
+    beats.beat(0.0)
+    assert not seen()
+    maintained.give({"g": 1, "h": 2}, {}, 0.0, {"g": 5, "h": 6})
+    assert {group: sign.every_s for group, sign in seen().items()} == {"g": BEAT_S, "h": SIGN_EVERY_S}
+    assert maintained.last is not None
+    beats.repeat(*maintained.last, 0.0)
+    clock = itertools.count(seen()["h"].at_ms + 1)
+    monkeypatch.setattr("time.time_ns", lambda: next(clock) * 1_000_000)
+    for now, is_beaten in ((0.5, True), (SILENT_AFTER_S, True), (SILENT_AFTER_S + 0.1, False)):
+        before = seen()
+        beats.beat(now)
+        assert seen()["h"] == before["h"]
+        assert (seen()["g"] != before["g"]) == is_beaten
+        assert seen()["g"]._replace(at_ms=0) == before["g"]._replace(at_ms=0)
+    beats.repeat(*maintained.last, 20.0)
+    beats.drop("g")
+    before = seen()
+    beats.beat(20.0)
+    assert seen() == before
+
+
+def test_signs_of_earlier_versions_come_every_two_seconds(kafka: MemoryConnection) -> None:
+    maintained = SignsOfLife(kafka, SITE, "spark")
+    maintained.give({"g": 1}, {}, 0.0, {"g": 5})
+    assert read_signs(kafka, ["g"], SITE).of_groups["g"].every_s == SIGN_EVERY_S
 
 
 def claims(kafka: MemoryConnection) -> int:

@@ -15,6 +15,7 @@ from connectors.engine.group_supervisor import WATCH_S, GroupSupervisor, Taken
 from connectors.engine.job import EngineJob, Sequencers
 from connectors.engine.options import EngineOptions
 from connectors.engine.sequencing import Sequencing
+from connectors.kafka.log.sign_of_life import BEAT_S
 from connectors.takeover.rows import Output
 from jobs.terminal.engine_option import TAKEOVER_AFTER_S
 from ordering.base.formats import ADDITIONS
@@ -83,7 +84,7 @@ class _Stop(threading.Event):
 class _Supervisor(GroupSupervisor):
     def __init__(self, options: EngineOptions, state: Any, is_blind: bool) -> None:
         super().__init__(options, state)
-        self._is_blind, self._looked_at = is_blind, time.monotonic()
+        self._is_blind, self._looked_at, self._beaten_at = is_blind, time.monotonic(), time.monotonic()
 
     def start(self) -> None:
         """Start no thread."""
@@ -94,6 +95,9 @@ class _Supervisor(GroupSupervisor):
         if looks:
             self._looked_at = time.monotonic()
         self.turn(looks=looks)
+        if time.monotonic() - self._beaten_at >= BEAT_S:
+            self._beaten_at = time.monotonic()
+            self._beats.beat(self._beaten_at)
         yield from super().changes()
 
 

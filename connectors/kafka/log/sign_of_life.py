@@ -6,6 +6,9 @@ the time. For FORWARD partitions it is the sequencer's progress, so that any Kaf
 the log's end: a start that finds less knows of a loss (`connectors.kafka.log.same_log`). Kafka keeps only the newest
 offsets: signs cost no record. `abcast status` reads them, and so do errors that say why a message waits.
 
+One group has a sign every BEAT_S (`connectors.kafka.log.beats`). The metadata of its DATA offset say so, in ms. Other
+groups, and earlier versions, have none there.
+
 A sign also reports what other jobs of the process don't do for the group, for example that the ledger has ended. A
 group that the sequencer goes on without gets a sign with epoch 0 and the reason; it counts as no sign of its sequencer.
 
@@ -35,6 +38,7 @@ from ordering.base.errors import BrokerUnreachable, KafkaRefused
 from ordering.base.names import Topic
 
 SIGN_EVERY_S = 2.0
+BEAT_S = 0.5
 SILENT_AFTER_S = 10.0
 """A sequencer without a sign for so long is taken to be gone."""
 _ASK_S = 3.0
@@ -49,6 +53,7 @@ class Sign(NamedTuple):
     """The newest sign of a group's sequencer. `at_ms` is its time by the clock of `host`.
 
     `trouble`: what the process does not do for the group. With epoch 0, the sequencer goes on without the group.
+    `every_s`: the time to the next sign.
     """
 
     epoch: int
@@ -56,6 +61,7 @@ class Sign(NamedTuple):
     engine: str
     at_ms: int
     trouble: str = ""
+    every_s: float = SIGN_EVERY_S
 
     def encode(self) -> OffsetAndMetadata:
         """Return the offset to commit."""
@@ -89,9 +95,13 @@ class Sign(NamedTuple):
 class SignsOfLife:
     """Gives the signs of this process. Not thread-safe; close it."""
 
-    def __init__(self, connection: Connection, site: str, engine: str) -> None:
+    def __init__(self, connection: Connection, site: str, engine: str, *, beats: bool = False) -> None:
+        """`beats`: the sign of `last` is repeated."""
         self._site = site
         self._engine = engine
+        self._beats = beats
+        self.last: tuple[str, Sign] | None = None
+        """A group, and its last sign that Kafka has taken."""
         self._next = float("-inf")
         self._metadata = connection.metadata_client()
         self._has_warned = False
@@ -123,14 +133,14 @@ class SignsOfLife:
             for group, why in suspended.items()
             if group not in epochs
         }
+        own = {group: Sign(epoch, *at, trouble_of(group)) for group, epoch in epochs.items()}
+        signs |= {_partition(group, self._site): sign.encode() for group, sign in own.items()}
+        beating = min(own, default="") if self._beats else ""
         signs |= {
-            _partition(group, self._site): Sign(epoch, *at, trouble_of(group)).encode()
-            for group, epoch in epochs.items()
+            _data(group, self._site): OffsetAndMetadata(end, f"{BEAT_S * 1_000:g}" if group == beating else "", -1)
+            for group, end in ends.items()
         }
-        reached = {_data(group, self._site): end for group, end in ends.items()}
-        signs |= {
-            partition: OffsetAndMetadata(offset, "", -1) for partition, offset in {**considered, **reached}.items()
-        }
+        signs |= {partition: OffsetAndMetadata(offset, "", -1) for partition, offset in considered.items()}
         try:
             self._metadata.commit(group_id(self._site), signs, _ASK_S)
         except (KafkaError, BrokerUnreachable, KafkaRefused) as error:
@@ -142,6 +152,7 @@ class SignsOfLife:
                     error,
                 )
             return False
+        self.last = (beating, own[beating]) if beating else None
         return True
 
     def close(self) -> None:
@@ -178,7 +189,11 @@ def read_signs(
         committed = committed_of(client, site, [[places[group], data[group]] for group in places], considered)
     signs = {group: Sign.decode(committed.get(place)) for group, place in places.items()}
     return Signs(
-        {group: sign for group, sign in signs.items() if sign is not None},
+        {
+            group: sign._replace(every_s=_every_s(committed.get(data[group])))
+            for group, sign in signs.items()
+            if sign is not None
+        },
         {partition: int(committed[partition].offset) for partition in considered if partition in committed},
         {group: int(committed[place].offset) for group, place in data.items() if place in committed},
     )
@@ -205,6 +220,16 @@ def committed_of(
         with suppress(KafkaRefused):
             committed |= metadata.committed(group_id(site), list(places))
     return committed
+
+
+def commit_sign(metadata: MetadataClient, group: str, site: str, sign: Sign) -> None:
+    """Give a sign for a group. Raises BrokerUnreachable, KafkaRefused, KafkaError."""
+    metadata.commit(group_id(site), {_partition(group, site): sign.encode()}, _ASK_S)
+
+
+def _every_s(data: OffsetAndMetadata | None) -> float:
+    told = (data.metadata or "") if data is not None else ""
+    return int(told) / 1_000 if told.isdecimal() and len(told) <= _MOST_DIGITS else SIGN_EVERY_S
 
 
 def _partition(group: str, site: str) -> TopicPartition:
