@@ -77,15 +77,15 @@ def was_ordered(pending: Pending, incarnation: int, local_seqno: int) -> bool:
 
 def message_bytes(payload: bytes, headers: Headers) -> int:
     """Return the size of a message as it counts against `max_bytes`."""
-    return bytes_of_all((payload,), headers)
+    size = len(payload)
+    for name, value in headers:
+        size += len(name) + len(value)
+    return size
 
 
 def bytes_of_all(payloads: Sequence[bytes], headers: Headers) -> int:
     """Return the size of messages with the same headers, as they count against `max_bytes`."""
-    size = sum(map(len, payloads))
-    for name, value in headers:
-        size += (len(name) + len(value)) * len(payloads)
-    return size
+    return sum(map(len, payloads)) + len(payloads) * message_bytes(b"", headers)
 
 
 class ForwardTable:
