@@ -53,7 +53,7 @@ SIGNS = 3
 """The number of successive signs that a sequencer must miss to count as gone."""
 LOOK_S = 0.25
 """The time between two looks."""
-_LONGEST_LOOK_S = 2 * LOOK_S
+_LONGEST_LOOK_S = 1.0
 """The most that the time between two looks counts."""
 _UNSIGNED_S = 60.0
 """The longest time to the next sign after one that Kafka did not take; it doubles up to that."""
