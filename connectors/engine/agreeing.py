@@ -89,7 +89,10 @@ class _Buffers:
 
     def offsets(self, part: Range) -> Iterator[tuple[int, int]]:
         buffer = self._of[part.place]
-        return ((record.offset, record.offset + 1) for record in buffer.records[buffer.within(part)])
+        within = buffer.within(part)
+        if within.stop - within.start == part.end - part.first:
+            return iter(((part.first, part.end),))  # a record at each offset
+        return ((record.offset, record.offset + 1) for record in buffer.records[within])
 
     def decide(self, state: SequencerState, parts: Iterable[Range]) -> Decided[Output]:
         taken = {TopicPartition(*Partition.parse(part.place)): self._of[part.place].take(part) for part in parts}
