@@ -107,7 +107,10 @@ Parallelism = Annotated[
 Groups = Annotated[
     str | None,
     typer.Option(
-        "--groups", envvar="ABCAST_GROUPS", help="Only groups with these names; patterns are allowed: 'orders,pay-*'."
+        "--groups",
+        envvar="ABCAST_GROUPS",
+        help="Only groups with these names; patterns are allowed: 'orders,pay-*'. 1/4 is the first of four equal "
+        "shares, by a hash of the names.",
     ),
 ]
 LookEvery = Annotated[

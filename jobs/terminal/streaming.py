@@ -119,7 +119,7 @@ def reachable(connection: Connection, served: Served = EVERYTHING) -> Connection
         topics = find_topics(connection)
     except KafkaError as error:
         raise EnvironmentProblem(f"Kafka at {connection.bootstrap_servers} refuses the request: {error!r}.") from error
-    if served.groups.patterns and not any(served.groups.has(topic.group) for topic in topics):
+    if served.groups != ALL_GROUPS and not any(served.groups.has(topic.group) for topic in topics):
         log.warning("there is no group %s at %s yet: waiting for one", served.groups, connection.bootstrap_servers)
     return connection
 
