@@ -98,7 +98,7 @@ class Standby:
         if not options.takeover_after_s >= 0:  # nan, too
             raise UsageError(f"--takeover-after-s is a number of seconds, not {options.takeover_after_s:g}.")
         self._connection, self._site, self._after_s = options.connection, options.site, options.takeover_after_s
-        self._finder = finder
+        self._finder, self._starts = finder, True
 
     def wait(self, stop: threading.Event) -> Mapping[str, int]:
         """Return when the sequencer is gone, an operator asks for a takeover, or `stop` is set.
@@ -109,7 +109,8 @@ class Standby:
         # Standbys that began together do not claim together.
         silence = SequencerSilence(self._after_s, secrets.randbelow(_SPREAD_MS) / 1_000)
         told = living = ""
-        with closing(_Lookout(self._connection, self._site)) as lookout:
+        starts, self._starts = self._starts, False  # one that is fenced knows of a sequencer
+        with closing(_Lookout(self._connection, self._site, has_looked=not starts)) as lookout:
             while not stop.is_set():
                 seen = lookout.look(self._finder)
                 claim, asked, is_long = seen.claim, seen.is_asked, silence.is_long(seen, time.monotonic())
@@ -148,8 +149,8 @@ def is_asked(epochs: Epochs, since_ms: int) -> bool:
 class Seen(NamedTuple):
     """The newest signs of the sequencer (None if Kafka did not tell, or there is no group), and its claim.
 
-    `is_asked`: an operator asks this process to take over. `every_s`: the time between two signs. `is_alone`: there is
-    no sequencer, and was none since this process waits.
+    `is_asked`: an operator asks this process to take over. `every_s`: the time between two signs. `is_alone`: at
+    the first look there was no sequencer.
     """
 
     signs: Mapping[str, Sign] | None = None
@@ -170,13 +171,14 @@ def _is_alone(log: DataLog, signs: Mapping[str, Sign]) -> bool:
 class _Lookout:
     """Looks at the sequencer, by connections that stay open, and gives the standby's signs. Close it."""
 
-    def __init__(self, connection: Connection, site: str) -> None:
+    def __init__(self, connection: Connection, site: str, *, has_looked: bool = False) -> None:
+        """`has_looked`: it is known that there was a sequencer."""
         self._connection, self._site, self._since_ms = connection, site, time.time_ns() // 1_000_000
         self._metadata: MetadataClient | None = None
         self._consumer: Consumer | None = None
         self._logs: dict[str, DataLog] = {}
         self._sign_at, self._pause_s, self._throttle = 0.0, STANDBY_SIGN_S, LogThrottle()
-        self._has_looked = False
+        self._has_looked = has_looked
 
     def look(self, finder: TopicFinder) -> Seen:
         """Look once. Raises no error: what hinders it is logged."""
