@@ -103,7 +103,7 @@ class PendingMessages:
         Raises EnvironmentProblem: then none is accepted.
         """
         if self._outbox is not None:
-            self._outbox.append_many(self.table.last + 1, payloads, headers)
+            self._outbox.append(self.table.last + 1, payloads, headers)
         self.has_accepted_nothing = False
         self.table.extend(payloads, headers)
         last = self.table.last

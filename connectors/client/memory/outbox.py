@@ -156,17 +156,18 @@ class Outbox:
             (highest,) = self._database.execute("SELECT max(local_seqno) FROM pending").fetchone()
         return max(self.acknowledged, highest or 0)
 
-    def append(self, local_seqno: int, payload: bytes, headers: Headers) -> None:
-        """Keep a message; it survives the process when this returns. Raises EnvironmentProblem (disk full)."""
-        with self._explained():
-            self._database.execute(_KEEP, (local_seqno, payload, _encode(headers)))
+    def append(self, first_local_seqno: int, payloads: Sequence[bytes], headers: Headers) -> None:
+        """Keep messages with consecutive local seqnos in one step: all or none. They survive the process then.
 
-    def append_many(self, first_local_seqno: int, payloads: Sequence[bytes], headers: Headers) -> None:
-        """Keep messages with consecutive local seqnos in one step: all or none. Raises EnvironmentProblem."""
+        Raises EnvironmentProblem (disk full).
+        """
         encoded = _encode(headers)
+        rows = [(number, payload, encoded) for number, payload in enumerate(payloads, first_local_seqno)]
         with self._explained():
+            if len(rows) == 1:  # a statement is a step by itself: that costs a quarter less
+                self._database.execute(_KEEP, rows[0])
+                return
             self._database.execute("BEGIN")
-            rows = ((number, payload, encoded) for number, payload in enumerate(payloads, first_local_seqno))
             self._database.executemany(_KEEP, rows)
             self._database.execute("COMMIT")
 

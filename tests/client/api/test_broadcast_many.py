@@ -119,11 +119,11 @@ class TestOutbox:
         """A row that can't be written undoes those before it."""
         outbox = Outbox(tmp_path / "a.outbox", "g", "nyc/a")
         outbox.begin(7)
-        outbox.append(3, b"3", ())
+        outbox.append(3, [b"3"], ())
         with pytest.raises(EnvironmentProblem):
-            outbox.append_many(1, payloads(3), ())
+            outbox.append(1, payloads(3), ())
         assert [row.local_seqno for row in outbox.pending()] == [3]
-        outbox.append_many(4, payloads(2), (("k", b"v"),))
+        outbox.append(4, payloads(2), (("k", b"v"),))
         outbox.close()
         outbox = Outbox(tmp_path / "a.outbox", "g", "nyc/a")
         assert [(row.local_seqno, row.payload) for row in outbox.pending()] == [(3, b"3"), (4, b"0"), (5, b"1")]

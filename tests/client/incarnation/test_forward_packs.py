@@ -86,7 +86,7 @@ def test_an_outbox_is_sent_in_other_packs(kafka: MemoryConnection, tmp_path: Pat
     kill(a)
     outbox = Outbox(path, "g", "nyc/a")
     first = outbox.last() + 1
-    outbox.append_many(first, [b"5", b"6"], ())
+    outbox.append(first, [b"5", b"6"], ())
     assert [each.local_seqno for each in outbox.pending()][-1:] == [first + 1]
     outbox.close()
     with Member("g", "nyc/a", connection=kafka, outbox=path) as again:

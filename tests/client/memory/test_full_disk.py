@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -24,11 +24,11 @@ class Disk:
         self.refuses_the_end = False
         append, acknowledge = Outbox.append, Outbox.acknowledge
 
-        def append_if_there_is_room(outbox: Outbox, local_seqno: int, payload: bytes, headers: Headers) -> None:
-            entry = Pending(local_seqno, payload, headers)
+        def append_if_there_is_room(outbox: Outbox, first: int, payloads: Sequence[bytes], headers: Headers) -> None:
+            entry = Pending(first, payloads[0], headers)
             if is_control(entry) and kind_of(entry) == self.refused:
                 raise EnvironmentProblem("the disk is full.")
-            append(outbox, local_seqno, payload, headers)
+            append(outbox, first, payloads, headers)
 
         def acknowledge_if_there_is_room(
             outbox: Outbox, local_seqno: int, seqno: int | None, at_once: bool = False

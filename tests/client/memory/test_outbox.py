@@ -19,8 +19,8 @@ def test_keeps_messages_and_numbers(tmp_path: Path) -> None:
     outbox = Outbox(tmp_path / "o", "g", "nyc/a")
     assert (outbox.incarnation, outbox.acknowledged, outbox.last()) == (0, 0, 0)
     outbox.begin(7)
-    outbox.append(1, b"one", ())
-    outbox.append(2, b"", HEADERS)
+    outbox.append(1, [b"one"], ())
+    outbox.append(2, [b""], HEADERS)
     outbox.close()
 
     again = Outbox(tmp_path / "o", "g", "nyc/a")
@@ -40,7 +40,7 @@ def test_a_new_incarnation_may_keep_messages(tmp_path: Path) -> None:
     outbox = Outbox(tmp_path / "o", "g", "nyc/a")
     outbox.begin(1)
     for number in range(1, 5):
-        outbox.append(number, b"%d" % number, ())
+        outbox.append(number, [b"%d" % number], ())
     outbox.acknowledge(2, 9, at_once=True)
     outbox.begin(2, list(outbox.pending()))
     outbox.close()
@@ -55,7 +55,7 @@ def test_forgets_in_batches(tmp_path: Path) -> None:
     outbox = Outbox(tmp_path / "o", "g", "nyc/a")
     outbox.begin(1)
     for number in range(1, FORGET_RECORDS + 1):
-        outbox.append(number, b"x", ())
+        outbox.append(number, [b"x"], ())
     outbox._forgotten_at = float("inf")  # no time passes
     outbox.acknowledge(FORGET_RECORDS - 1, None)
     assert outbox.acknowledged == 0
@@ -84,7 +84,7 @@ def test_a_second_opening_is_refused(tmp_path: Path) -> None:
 def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path: Path) -> None:
     script = (
         "import sys; from connectors.client.memory.outbox import Outbox; o = Outbox(sys.argv[1], 'g', 'nyc/a')\n"
-        "o.begin(3); o.append(1, b'kept', ()); print('open', flush=True); sys.stdin.read()"
+        "o.begin(3); o.append(1, [b'kept'], ()); print('open', flush=True); sys.stdin.read()"
     )
     with victim("-c", script, tmp_path / "o") as holder:
         holder.await_line("open")
@@ -113,7 +113,7 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     outbox = Outbox(path, "g", "nyc/a")
     outbox.begin(1)
     for number in range(1, 500):
-        outbox.append(number, b"x" * 100, ())
+        outbox.append(number, [b"x" * 100], ())
     outbox.close()
     raw = bytearray(path.read_bytes())
     raw[4096:20000] = b"\xaa" * (20000 - 4096)
