@@ -129,6 +129,20 @@ def test_a_standby_without_a_sequencer_claims_at_once(
         assert claims(kafka) == 2, "clocks of hosts differ"
 
 
+def test_one_that_is_fenced_does_not(
+    kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The other one is a sequencer, even if its sign is old: all processes may have paused."""
+    with started_job(kafka, 3600.0):
+        send(kafka, 1)
+        eventually(lambda: read_signs(kafka, ["g"], SITE).of_groups, what="a sign")
+        monkeypatch.setattr("connectors.kafka.log.liveness.SILENT_AFTER_S", 0.0)
+        take_over(kafka, "g", SITE)
+        eventually(lambda: "It stands by." in caplog.text, what="a standby again")
+        threading.Event().wait(0.5)
+        assert claims(kafka) == 2
+
+
 def test_beats_repeat_a_sign_for_a_while(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sign of one group tells that the next one comes soon. A sequencer that gives signs no more falls silent."""
     kafka.create("h", SITE)
