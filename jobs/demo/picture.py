@@ -9,8 +9,8 @@ from __future__ import annotations
 import string
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from html import escape
 from typing import NamedTuple
-from xml.sax.saxutils import escape
 
 LETTERS = string.ascii_uppercase + string.ascii_lowercase + string.digits
 MAX_LANES = 12
