@@ -6,8 +6,8 @@ sequencer stops, or stands by in turn.
 
 A sequencer is gone if the process of its claim was seen on this host and is there no longer, which shows at once; or if
 no sign of life and no claim has come for `takeover_after_s`, and for the time of SIGNS signs, which a sign tells. A
-process that was never seen proves nothing: containers may share a host's name, and not its processes. There is none if
-no group ever had one, or all last signs are of this host, and old.
+process that was never seen proves nothing: containers may share a host's name, and not its processes. A standby that
+starts finds none if each group never had one, or its last sign is of this host and old, and its process is not here.
 
 Signs are compared with the ones before, never with another host's clock. Time counts as silence only between two
 answers of Kafka, and a long time between two looks counts as a short one: if Kafka is away, or this process was
@@ -42,7 +42,6 @@ from connectors.kafka.groups.retrying import LogThrottle
 from connectors.kafka.groups.topic_finder import TopicFinder
 from connectors.kafka.log.data_log import DataLog, consumer_of_logs
 from connectors.kafka.log.epoch_log import Epochs
-from connectors.kafka.log.liveness import NONE, SILENT, judge
 from connectors.kafka.log.sign_of_life import SIGN_EVERY_S, Sign, read_signs
 from connectors.kafka.log.standby_sign import REQUEST_S, STANDBY_SIGN_S, sign_as_standby
 from connectors.kafka.transport import Consumer
@@ -81,7 +80,8 @@ class SequencerSilence:
         if seen.signs is None:
             self._looked_at = None
             return False
-        if (heard := (seen.signs, seen.claim)) != self._heard:
+        # A look that can't read EPOCH tells no claim.
+        if (heard := (seen.signs, seen.claim or self._heard[1])) != self._heard:
             self._heard, self._silent_s = heard, 0.0
         elif self._looked_at is not None:
             self._silent_s += min(now - self._looked_at, _LONGEST_LOOK_S)
@@ -160,12 +160,15 @@ class Seen(NamedTuple):
     is_alone: bool = False
 
 
-def _is_alone(log: DataLog, signs: Mapping[str, Sign]) -> bool:
-    """Whether no group of these signs has a sequencer. `log`: of the group whose sign is the newest."""
-    found = judge(log, signs.get(log.topic.group))
-    if found.state == NONE:
-        return not signs
-    return found.state == SILENT and bool(signs) and all(sign.is_of_this_host for sign in signs.values())
+def _is_alone(known: Mapping[str, Epochs], groups: Sequence[str], signs: Mapping[str, Sign]) -> bool:
+    """Whether none of the groups has a sequencer. `known`: their EPOCH, as far as Kafka tells."""
+    return all(group in known and _is_gone(known[group].newest_claim, signs.get(group)) for group in groups)
+
+
+def _is_gone(claim: Claim | None, sign: Sign | None) -> bool:
+    if claim is None or sign is None:
+        return (claim, sign) == (None, None)
+    return claim.is_over and sign.is_of_this_host and not sign.is_new
 
 
 class _Lookout:
@@ -193,7 +196,8 @@ class _Lookout:
             if (claim := epochs.newest_claim) is not None and claim.is_over:
                 epochs = log.epochs.read()  # another one may have claimed, and given no sign yet
                 claim = epochs.newest_claim
-            is_alone, self._has_looked = not self._has_looked and _is_alone(log, signs), True
+            is_alone = not self._has_looked and _is_alone(self._epochs(finder), groups, signs)
+            self._has_looked = True
             self._sign(self._metadata, groups)
             has_signed = sign is not None and claim is not None and sign.epoch == claim.epoch
             every_s = sign.every_s if sign is not None and has_signed else SIGN_EVERY_S
@@ -206,11 +210,15 @@ class _Lookout:
 
     def asked(self, finder: TopicFinder) -> Mapping[str, int]:
         """Return the epochs that this process is asked to replace, by group, as far as Kafka tells."""
+        known = self._epochs(finder)
+        return {group: epochs.newest_epoch for group, epochs in known.items() if is_asked(epochs, self._since_ms)}
+
+    def _epochs(self, finder: TopicFinder) -> Mapping[str, Epochs]:
+        """Return EPOCH of each group that answers at once."""
         try:
-            known = epochs_of_groups(self._connection, groups_at(finder.find(), self._site), self._site)
+            return epochs_of_groups(self._connection, groups_at(finder.find(), self._site), self._site)
         except (AbcastError, KafkaError):
             return {}
-        return {group: epochs.newest_epoch for group, epochs in known.items() if is_asked(epochs, self._since_ms)}
 
     def _sign(self, metadata: MetadataClient, groups: Sequence[str]) -> None:
         """Give a sign, if one is due. Without signs, it still takes over from a sequencer that is gone."""

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -83,6 +84,11 @@ class TestSilence:
         found = next(look for look in range(100) if silence.is_long(seen, look * LOOK_S))
         assert found * LOOK_S == silent_s
 
+    def test_a_claim_that_can_not_be_read_now_and_then_ends_none(self) -> None:
+        silence, seen = SequencerSilence(4.0), signed(1)._replace(claim=Claim(2, 0))
+        looks = [seen._replace(claim=None) if look % 4 == 3 else seen for look in range(17)]
+        assert [look for look in range(17) if silence.is_long(looks[look], look * LOOK_S)] == [16]
+
     def test_no_answer_is_no_silence(self) -> None:
         silence = SequencerSilence(4.0)
         assert not silence.is_long(signed(1), 0.0)
@@ -118,7 +124,7 @@ def test_a_standby_without_a_sequencer_claims_at_once(
         with started_job(kafka, 3600.0):
             send(kafka, number)
             eventually(lambda: read_signs(kafka, ["g"], SITE).of_groups, what="a sign")
-        monkeypatch.setattr("connectors.kafka.log.liveness.SILENT_AFTER_S", 0.0)
+        monkeypatch.setattr("connectors.kafka.log.sign_of_life.SILENT_AFTER_S", 0.0)
     assert claims(kafka) == 2
     assert caplog.text.count("there is no sequencer. This process takes over.") == 2
     with DataLog(kafka, "g", SITE) as log:
@@ -136,11 +142,36 @@ def test_one_that_is_fenced_does_not(
     with started_job(kafka, 3600.0):
         send(kafka, 1)
         eventually(lambda: read_signs(kafka, ["g"], SITE).of_groups, what="a sign")
-        monkeypatch.setattr("connectors.kafka.log.liveness.SILENT_AFTER_S", 0.0)
+        monkeypatch.setattr("connectors.kafka.log.sign_of_life.SILENT_AFTER_S", 0.0)
         take_over(kafka, "g", SITE)
         eventually(lambda: "It stands by." in caplog.text, what="a standby again")
         threading.Event().wait(0.5)
         assert claims(kafka) == 2
+
+
+def test_a_process_that_is_here_is_let_alone(
+    kafka: MemoryConnection, other: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kafka was away, so its last sign is old, and its next one is on its way."""
+    with claiming_as(other.pid), started_job(kafka, None):
+        send(kafka, 1)
+        eventually(lambda: read_signs(kafka, ["g"], SITE).of_groups, what="a sign")
+    monkeypatch.setattr("connectors.kafka.log.sign_of_life.SILENT_AFTER_S", 0.0)
+    monkeypatch.setattr("connectors.kafka.log.liveness.SILENT_AFTER_S", 0.0)
+    with started_job(kafka, 3600.0):
+        threading.Event().wait(0.5)
+        assert claims(kafka) == 1
+
+
+def test_a_sequencer_of_another_group_without_a_sign_is_let_alone(kafka: MemoryConnection) -> None:
+    """The first group was never claimed. The second was a moment ago, on another host."""
+    kafka.create("h", SITE)
+    with pytest.MonkeyPatch.context() as elsewhere:
+        elsewhere.setattr("connectors.kafka.codec.epochs.this_host", lambda: "another")
+        take_over(kafka, "h", SITE)
+    with started_job(kafka, 3600.0):
+        threading.Event().wait(0.5)
+        assert claims(kafka) == 0
 
 
 def test_beats_repeat_a_sign_for_a_while(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,6 +201,29 @@ def test_beats_repeat_a_sign_for_a_while(kafka: MemoryConnection, monkeypatch: p
     before = seen()
     beats.beat(20.0)
     assert seen() == before
+
+
+def test_beats_that_end_during_the_first_one_leave_no_connection(
+    kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, goes_on, closed = threading.Event(), threading.Event(), threading.Event()
+    connect = kafka.metadata_client
+
+    def slow() -> Any:
+        begun.set()
+        assert goes_on.wait(WAIT)
+        client = connect()
+        monkeypatch.setattr(client, "close", closed.set)
+        return client
+
+    beats = Beats(kafka, SITE)
+    beats.repeat("g", Sign(1, "host", "process", 1), time.monotonic())
+    monkeypatch.setattr(type(kafka), "metadata_client", lambda _: slow())
+    beats.start()
+    assert begun.wait(WAIT)
+    beats.close()
+    goes_on.set()
+    assert closed.wait(WAIT)
 
 
 def test_signs_of_earlier_versions_come_every_two_seconds(kafka: MemoryConnection) -> None:

@@ -61,9 +61,14 @@ class Beats:
     def _run(self) -> None:
         while not self._ends.wait(BEAT_S):
             self.beat(time.monotonic())
+        self._disconnect()
 
     def close(self) -> None:
-        """Beat no more."""
+        """Beat no more. A beat that has begun ends first, and the thread then closes its connection."""
         self._ends.set()
+        if self._thread.ident is None:
+            self._disconnect()
+
+    def _disconnect(self) -> None:
         if self._metadata is not None:
             self._metadata.close()
