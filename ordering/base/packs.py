@@ -60,11 +60,17 @@ def size_of_pack(payload_bytes: int, count: int) -> int:
     return 1 + _LENGTH * count + payload_bytes
 
 
-def is_full(count: int, payload_bytes: int) -> bool:
-    """Whether messages fill a pack: one more, as large as they are on average, would not fit."""
+def is_full(count: int, payload_bytes: int, headers: Headers = ()) -> bool:
+    """Whether messages with these headers fill a pack: one more, as large as they are on average, would not fit."""
     return (
-        count >= MAX_PACK_MESSAGES or size_of_pack(payload_bytes + payload_bytes // count, count + 1) > MAX_PACK_BYTES
+        count >= most_messages(headers)
+        or size_of_pack(payload_bytes + payload_bytes // count, count + 1) > MAX_PACK_BYTES
     )
+
+
+def most_messages(headers: Headers) -> int:
+    """Return how many messages with these headers a pack may have at most."""
+    return min(MAX_PACK_MESSAGES, MAX_PACK_HEADERS_BYTES // max(1, headers_bytes(headers)))
 
 
 def parts(sizes: Sequence[int], headers: Headers = ()) -> Iterator[tuple[int, int]]:
@@ -73,7 +79,7 @@ def parts(sizes: Sequence[int], headers: Headers = ()) -> Iterator[tuple[int, in
     `headers`: the application's, of each. A pack is as large as the limits allow. A message that fits into none is a
     part of its own.
     """
-    most = min(MAX_PACK_MESSAGES, MAX_PACK_HEADERS_BYTES // max(1, headers_bytes(headers)))
+    most = most_messages(headers)
     ends = list(accumulate(map(_LENGTH.__add__, sizes), initial=0))
     begin = 0
     while begin < len(sizes):

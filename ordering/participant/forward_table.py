@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ordering.base.errors import ProtocolViolation
 from ordering.base.records import JOIN, MESSAGE, Headers
@@ -91,32 +91,33 @@ def bytes_of_all(payloads: Sequence[bytes], headers: Headers) -> int:
 class ForwardTable:
     """The pending records of one incarnation. Not thread-safe: the member locks around it.
 
-    It keeps no object for each entry, since the garbage collector would visit each one again and again.
+    It keeps no object for each entry, since the garbage collector would visit each one again and again. Entries come in
+    with one call into C: so an exception that a signal raises (Ctrl-C) leaves all of them, or none.
     """
 
-    __slots__ = ("_bytes", "_headers", "_payloads", "last", "max_bytes", "max_records")
+    __slots__ = ("_bytes", "_entries", "acknowledged", "max_bytes", "max_records")
 
     def __init__(self, max_records: int, max_bytes: int, last: int = 0) -> None:
         self.max_records = max_records
         self.max_bytes = max_bytes
-        self.last = last
-        self._payloads: deque[bytes] = deque()
-        self._headers: deque[Headers] = deque()
+        self.acknowledged = last
+        """The highest local seqno that is known to be ordered."""
+        self._entries: deque[Any] = deque()  # the payload and the headers of each in turn
         self._bytes = 0
 
     def __len__(self) -> int:
-        return len(self._payloads)
+        return len(self._entries) // 2
 
     @property
-    def acknowledged(self) -> int:
-        """The highest local seqno that is known to be ordered."""
-        return self.last - len(self._payloads)
+    def last(self) -> int:
+        """The highest local seqno in use."""
+        return self.acknowledged + len(self._entries) // 2
 
     def has_room(self, size: int, count: int = 1) -> bool:
         """Whether `count` more messages of `size` in all (`message_bytes`) fit. An empty table takes any single one."""
-        if not self._payloads and count == 1:
+        if not self._entries and count == 1:
             return True
-        return len(self._payloads) + count <= self.max_records and self._bytes + size <= self.max_bytes
+        return len(self) + count <= self.max_records and self._bytes + size <= self.max_bytes
 
     def may_hold(self, size: int, count: int) -> bool:
         """Whether so many messages fit when the table is empty."""
@@ -129,17 +130,15 @@ class ForwardTable:
 
     def extend(self, payloads: Sequence[bytes], headers: Headers) -> None:
         """Keep the messages under the next local seqnos, even if they have no room."""
-        self.last += len(payloads)
-        self._payloads.extend(payloads)
-        self._headers.extend(itertools.repeat(headers, len(payloads)))
+        self._entries.extend([part for payload in payloads for part in (payload, headers)])
         self._bytes += bytes_of_all(payloads, headers)
 
     def entry(self, local_seqno: int) -> Pending | None:
         """Return the entry with this local seqno, or None. Quick near the beginning and the end."""
         at = local_seqno - self.acknowledged - 1
-        if not 0 <= at < len(self._payloads):
+        if not 0 <= at < len(self):
             return None
-        return Pending(local_seqno, self._payloads[at], self._headers[at])
+        return Pending(local_seqno, self._entries[2 * at], self._entries[2 * at + 1])
 
     def acknowledge(self, local_seqno: int) -> int:
         """Drop the entries up to `local_seqno`, whose DATA was read; return their number.
@@ -150,7 +149,8 @@ class ForwardTable:
             raise ProtocolViolation(f"DATA of local seqno {local_seqno}, but only {self.last} were sent.")
         dropped = max(0, local_seqno - self.acknowledged)
         for _ in range(dropped):
-            self._bytes -= message_bytes(self._payloads.popleft(), self._headers.popleft())
+            self._bytes -= message_bytes(self._entries.popleft(), self._entries.popleft())
+        self.acknowledged += dropped
         return dropped
 
     def take_out(self, incarnation: int, local_seqno: int) -> int:
@@ -165,9 +165,7 @@ class ForwardTable:
         if dropped:
             if kind_of(entries[0]) != JOIN:
                 raise ProtocolViolation(f"local seqno {local_seqno} of {incarnation} is ordered behind the next JOIN.")
-            self.last = self.acknowledged
-            self._payloads.clear()
-            self._headers.clear()
+            self._entries.clear()
             self._bytes = 0
             for entry in stay:
                 self.append(entry.payload, entry.headers)
@@ -177,10 +175,12 @@ class ForwardTable:
         """Return the entries from local seqno `first` to `last`, in increasing order. Quick near the end."""
         if first == last and (entry := self.entry(last)) is not None:
             return [entry]
-        behind = self.last - last, self.last - first + 1
-        kept = (itertools.islice(reversed(each), *behind) for each in (self._payloads, self._headers))
-        return [*map(Pending, itertools.count(last, -1), *kept)][::-1]
+        behind = 2 * (self.last - last), 2 * (self.last - first + 1)
+        kept = itertools.islice(reversed(self._entries), *behind)
+        backwards = zip(itertools.count(last, -1), kept, kept, strict=False)
+        return [Pending(at, payload, headers) for at, headers, payload in backwards][::-1]
 
     def pending(self) -> Iterator[Pending]:
         """Iterate over the entries in increasing order of local seqnos: the order in which to send them again."""
-        return map(Pending, itertools.count(self.acknowledged + 1), self._payloads, self._headers)
+        entries = iter(self._entries)
+        return map(Pending, itertools.count(self.acknowledged + 1), entries, entries)

@@ -84,7 +84,8 @@ def at_once(_subscription: Subscription, _state: SequencerState) -> Any:
 
 def without_the_newest(queue: SendQueue) -> None:
     """Send the table again without the messages that have gathered."""
-    queue._send(queue._pending_messages.table.acknowledged + 1, queue._released - queue._gathered)
+    queue._send(queue._pending_messages.table.acknowledged + 1, queue._sent)
+    queue._sent = queue._pending_messages.table.last
 
 
 def one_too_low(incarnation: int, local_seqno: int, *others: Any) -> Any:

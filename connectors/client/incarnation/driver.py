@@ -103,10 +103,10 @@ class Driver:
         control record needs no room: they are few, and none may wait.
         """
         pending_messages, send_queue = self._pending_messages, self._send_queue
-        if not pending_messages.has_receipts:
+        if not pending_messages.are_waiting:
             send_queue.note_progress()
         receipt = pending_messages.accept(payloads, headers, kind)
-        send_queue.add(payloads, kind, flush_id)
+        send_queue.add(payloads, headers, kind, flush_id)
         return receipt
 
     def _perform(self, action: Action) -> None:

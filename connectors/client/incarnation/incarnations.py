@@ -37,7 +37,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -73,7 +72,7 @@ _logger = logging.getLogger(__name__)
 
 
 class HandedOver(NamedTuple):
-    """A message that one incarnation hands to the next, with its place among the receipts (`pending_messages`)."""
+    """A message that one incarnation hands to the next, with its receipt, if it has one."""
 
     pending: Pending
     receipt: Receipt | None
@@ -93,11 +92,11 @@ class Unsent(NamedTuple):
 
 
 class Beginning(NamedTuple):
-    """The beginning of an incarnation. `receipts` are in step with `table`; `join` is the JOIN's, if there is one."""
+    """The beginning of an incarnation. `receipts` are by local seqno; `join` is the JOIN's, if there is one."""
 
     incarnation: int
     table: ForwardTable
-    receipts: deque[Receipt | None]
+    receipts: dict[int, Receipt]
     join: Receipt | None = None
     is_continued: bool = False
     """Whether an earlier start began the incarnation, and the outbox continues it."""
@@ -285,11 +284,11 @@ class Incarnations:
             table.append(payload, headers)
         identity = MemberIncarnation(str(self.address), incarnation)
         join = Receipt(identity, 1, self.changed) if joins else None
-        receipts = deque([join] if joins else [])
+        receipts: dict[int, Receipt] = {} if join is None else {1: join}
         for local_seqno, (_, receipt) in enumerate(carried, 1 + joins):
             if receipt is not None:
                 receipt.renumber(identity, local_seqno)
-            receipts.append(receipt)
+                receipts[local_seqno] = receipt
         if self.outbox is not None:
             self.outbox.begin(incarnation, list(table.pending()), seqno)
         return Beginning(incarnation, table, receipts, join)
@@ -304,7 +303,7 @@ class Incarnations:
                     f"the outbox {outbox.path} lacks local seqno {table.last}: another program has changed it."
                 )
         self.claimed.add(outbox.incarnation)
-        return Beginning(outbox.incarnation, table, deque([None] * len(table)), is_continued=True)
+        return Beginning(outbox.incarnation, table, {}, is_continued=True)
 
     def _unsent_in(
         self, outbox: Outbox, state: SequencerState, numbers: IncarnationNumbers, history: History

@@ -2,12 +2,12 @@
 
 Invariants.
 
-* *Table, receipts and outbox are in step.* There is one receipt for each entry of the table, in the same order: None
-  for an entry of an earlier process, and no receipts at all once they have failed. The outbox, if there is one, has
-  every entry of the table, and had it first. So an accepted message survives whatever the outbox survives.
-* *Messages that are accepted together have one receipt*, in the place of the last; the places of the others have None.
-  They enter the outbox in one step, and leave the table in their order. So all of them are ordered when the receipt
-  gets its seqno, whatever incarnation sends them.
+* *Receipts are found by their local seqno*: none for an entry of an earlier process, and none at all once they have
+  failed. So an exception in the middle of `accept` (Ctrl-C) leaves a message without a receipt at worst.
+* *The outbox, if there is one, has every entry of the table*, and had it first. So an accepted message survives
+  whatever the outbox survives.
+* *Messages that are accepted together have one receipt*, that of the last. They enter the outbox in one step, and leave
+  the table in their order. So all of them are ordered when the receipt gets its seqno, whatever incarnation sends them.
 * *A message is removed when it is ordered, not when its id is.* The record that DATA has under an id is compared with
   the message sent under it (`connectors.client.incarnation.incarnations`). If they differ, nothing is removed, and
   Superseded is raised.
@@ -24,7 +24,6 @@ import functools
 import itertools
 import logging
 import time
-from collections import deque
 from collections.abc import Sequence
 
 from connectors.client.incarnation.incarnations import Beginning, HandedOver, Incarnations, Unsent, is_same
@@ -66,7 +65,8 @@ class PendingMessages:
         """Begin with `begun`, under its number."""
         self.incarnation, self.table, self._receipts = begun.incarnation, begun.table, begun.receipts
         self._identity = MemberIncarnation(self._name, begun.incarnation)
-        self.has_accepted_nothing = not self._receipts
+        self._has_failed = False
+        self.has_accepted_nothing = not len(self.table)
         """Whether the incarnation began without an entry, and has accepted none."""
 
     # --- state ---
@@ -87,13 +87,13 @@ class PendingMessages:
         return self._outbox is not None
 
     @property
-    def has_receipts(self) -> bool:
+    def are_waiting(self) -> bool:
         """Whether some message is not ordered yet, and the incarnation has not failed."""
-        return bool(self._receipts)
+        return not self._has_failed and len(self.table) > 0
 
     def entries(self) -> list[tuple[Pending, Receipt | None]]:
         """Return the table's entries with their receipts."""
-        return list(itertools.zip_longest(self.table.pending(), self._receipts))
+        return [(entry, self._receipts.get(entry.local_seqno)) for entry in self.table.pending()]
 
     # --- adding and removing ---
 
@@ -109,10 +109,7 @@ class PendingMessages:
         last = self.table.last
         if self._timed is None and kind == MESSAGE:
             self._timed = last, time.monotonic()
-        if len(payloads) > 1:
-            self._receipts.extend(itertools.repeat(None, len(payloads) - 1))
-        receipt = Receipt(self._identity, last, self._incarnations.changed, self.why)
-        self._receipts.append(receipt)
+        receipt = self._receipts[last] = Receipt(self._identity, last, self._incarnations.changed, self.why)
         return receipt
 
     def acknowledge(self, own: Sequence[Effective]) -> None:
@@ -124,16 +121,20 @@ class PendingMessages:
             local_seqno = record.local_seqno
             if not self._is_ours(local_seqno, record):
                 raise self._incarnations.shared(self.incarnation, local_seqno)
-            for _ in range(self.table.acknowledge(local_seqno)):
-                receipt = self._receipts.popleft() if self._receipts else None  # there are none after a failure
-                if receipt is not None:
-                    receipt.resolve(record.seqno)
+            for receipt in self._ordered_up_to(local_seqno):
+                receipt.resolve(record.seqno)
             self.last_seqno = record.seqno
         if self._timed is not None and self._timed[0] <= self.table.acknowledged:
             self._incarnations.figures.note(self._timed[1])
             self._timed = None
         if self._outbox is not None:
             self._outbox.acknowledge(self.table.acknowledged, self.last_seqno)
+
+    def _ordered_up_to(self, local_seqno: int) -> list[Receipt]:
+        """Remove the messages up to `local_seqno`; return their receipts."""
+        first = self.table.acknowledged + 1
+        numbers = range(first, first + self.table.acknowledge(local_seqno))
+        return [self._receipts.pop(number) for number in numbers if number in self._receipts]
 
     def _is_ours(self, local_seqno: int, record: Effective) -> bool:
         """Whether the record in DATA is the message sent under its id."""
@@ -168,11 +169,10 @@ class PendingMessages:
             return 0
         self._taken_out += forgotten
         self._timed = None  # the others get other numbers
-        if self._receipts:  # unless they have failed
-            self._receipts = deque(stay)
-        for entry, receipt in self.entries():
-            if receipt is not None:
-                receipt.renumber(self._identity, entry.local_seqno)
+        left = zip(self.table.pending(), stay, strict=True)
+        self._receipts = {entry.local_seqno: receipt for entry, receipt in left if receipt is not None}
+        for local_seqno, receipt in self._receipts.items():
+            receipt.renumber(self._identity, local_seqno)
         if self._outbox is not None:
             self._outbox.begin(self.incarnation, list(self.table.pending()), self._begun_behind)
         return forgotten
@@ -202,10 +202,8 @@ class PendingMessages:
         if ordered.incarnation != self.incarnation:
             return
         self._timed = None  # nobody knows when they were ordered
-        for _ in range(self.table.acknowledge(ordered.local_seqno)):
-            receipt = self._receipts.popleft() if self._receipts else None
-            if receipt is not None:
-                receipt.fail(_without_a_seqno(receipt, gone))
+        for receipt in self._ordered_up_to(ordered.local_seqno):
+            receipt.fail(_without_a_seqno(receipt, gone))
 
     def catch_up_with_the_earlier_incarnation(self, gone: HistoryUnavailable, state: SequencerState) -> int:
         """Remove the carried-over messages that are ordered according to the log's state; return how many.
@@ -235,20 +233,17 @@ class PendingMessages:
         The receipts of all other entries stay here. Receipts that have failed before are gone.
         """
         carried: list[HandedOver] = []
-        receipts: deque[Receipt | None] = deque()
         for entry in itertools.starmap(HandedOver, self.entries()):
             if carries and not is_control(entry.pending):
                 carried.append(entry._replace(pending=carried_over(entry.pending, self.incarnation)))
-            else:
-                receipts.append(entry.receipt)
-        self._receipts = receipts
+                self._receipts.pop(entry.pending.local_seqno, None)
         return Unsent(carried, max(self.last_seqno or 0, self._seen))
 
     def fail(self, error: AbcastError) -> None:
         """Fail all receipts with `error`."""
-        for receipt in self._receipts:
-            if receipt is not None:
-                receipt.fail(error)
+        self._has_failed = True
+        for receipt in self._receipts.values():
+            receipt.fail(error)
         self._receipts.clear()
 
     def close(self) -> None:

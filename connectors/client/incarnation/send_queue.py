@@ -13,11 +13,12 @@ Packs. Successive messages with equal headers that are sent together go in packs
 sent again in whatever pack it falls into then: the sequencer judges each local seqno, and cuts an overlap
 (`ordering.sequencer.sequencer`). So neither the table nor the outbox keeps the edges of packs.
 
-Gathering. While many records are on their way (`GoBackN.is_busy`), messages gather: they are the newest entries of the
-table, and the producer has not got them. All of them leave together, in their order: when a record on its way is
-written, when a pack is full, with a control record, or when the table is sent again. So none overtakes them. None waits
-for a pack to grow: it would wait in the producer, which has one request on its way. A crash, a failed record and the
-end of the incarnation find gathered messages in the table and the outbox, as all others. With casts, none gather.
+Gathering. While many records are on their way (`GoBackN.is_busy`), messages with equal headers gather: they are the
+newest entries of the table, behind the last one that the producer has got. All of them leave together, in their order:
+when a record on its way is written, when a pack is full, before a record that can't share it, or when the table is sent
+again. So none overtakes them. Records in the producer's linger count as on their way: so a message may wait for a
+linger and a request that it would have shared. A crash, a failed record and the end of the incarnation find gathered
+messages in the table and the outbox, as all others. With casts, none gather.
 
 The lock. All methods are called under `Incarnations.changed`, except three: `look_after`, which takes it if something
 is due, `heartbeat` and `close`. A thread that may wait for the lock sends gathered messages
@@ -95,8 +96,11 @@ class SendQueue:
         self._topic = str(Topic(path.group, "forward", incarnations.address.site))
         self._depends: dict[int, Headers] = {}
         """The header that says what a record of the table depends on, by local seqno, in increasing order."""
-        self._gathered = self._gathered_bytes = 0
-        """The count of the newest entries, which the producer has not got, and the bytes of their payloads."""
+        self._sent = 0
+        """The local seqno of the last entry that was passed to the producer, or has to wait until the table is sent."""
+        self._common_headers: Headers | None = None
+        """The headers of the messages that gather, the entries behind; None if none do."""
+        self._gathered_bytes = 0  # of their payloads
         self._inherited = 0
         """The local seqno of the last record that this incarnation began with; no cast comes before it."""
         self.sending = GoBackN(
@@ -114,6 +118,7 @@ class SendQueue:
         `earlier` is given if another process has begun the incarnation. Called under the lock, or before other threads
         know the incarnation. Raises BrokerUnreachable.
         """
+        self._sent = self._pending_messages.table.acknowledged
         hub = self._path.hub
         if hub is None:
             return
@@ -139,34 +144,34 @@ class SendQueue:
 
     # --- under the lock ---
 
-    def add(self, payloads: Sequence[bytes], kind: str, flush_id: int) -> None:
+    def add(self, payloads: Sequence[bytes], headers: Headers, kind: str, flush_id: int) -> None:
         """Send the newest entries of the table when they may leave: messages with these payloads, or one other record.
 
-        `flush_id` is that of the record's flush.
+        Each has `headers`; `flush_id` is that of the record's flush.
         """
         if self.caster is not None:
             for _ in payloads:
                 self.caster.total(kind, flush_id)
             self._release()
             return
-        is_first = not self._gathered
-        self._gathered += len(payloads)
+        last = self._pending_messages.table.last
+        if self._common_headers is not None and self._common_headers != headers:
+            self._send(self._sent + 1, last - len(payloads))
+        is_first = self._common_headers is None
         self._gathered_bytes += sum(map(len, payloads))
         may_gather = kind == MESSAGE and self.sending.is_busy and (self._path.may_pack() if is_first else True)
-        if not may_gather or is_full(self._gathered, self._gathered_bytes):
+        if not may_gather or is_full(last - self._sent, self._gathered_bytes, headers):
             self.send_gathered()
         elif is_first:
             self.sending.when_less_busy(lambda _: self._wake())
+            self._common_headers = headers
 
     def send_gathered(self) -> None:
-        """Send the entries that the producer has not got."""
-        last, count = self._pending_messages.table.last, self._gathered
-        self._gathered = self._gathered_bytes = 0
-        self._send(last - count + 1, last)
+        """Send the entries that the producer has not got, and that wait for no cast."""
+        self._send(self._sent + 1, self._released)
 
     def send_table(self) -> None:
         """Send all pending records that may be sent, in increasing order of local seqnos."""
-        self._gathered = self._gathered_bytes = 0
         self._send(self._pending_messages.table.acknowledged + 1, self._released)
 
     def _send_again(self) -> None:
@@ -187,6 +192,7 @@ class SendQueue:
 
     def note_taken_out(self, count: int) -> None:
         """Note that `count` records that this incarnation began with are gone, and the others have moved up."""
+        self._sent -= count
         if self.caster is not None:
             self._inherited -= count
             self.caster.inherit(self._inherited)
@@ -207,16 +213,20 @@ class SendQueue:
         self._send(before + 1, before + len(besides))
 
     def _send(self, first: int, last: int) -> None:
-        """Send the entries from local seqno `first` to `last` that may be sent, in their order, messages in packs."""
+        """Send the entries from local seqno `first` to `last` that may be sent, in their order, messages in packs.
+
+        An exception in the middle leaves them all to the next call: sequencers drop duplicates.
+        """
         entries = self._pending_messages.table.between(first, last)
         if first == last or not self._path.may_pack():
             for pending in filter(self._may_send, entries):
                 self._send_alone(pending)
-            return
-        for _, group in itertools.groupby(entries, self._common):
-            run = [*group]
-            if self._may_send(run[0]):
-                self._send_run(run)
+        else:
+            for _, group in itertools.groupby(entries, self._common):
+                run = [*group]
+                if self._may_send(run[0]):
+                    self._send_run(run)
+        self._sent, self._common_headers, self._gathered_bytes = last, None, 0
 
     def _common(self, pending: Pending) -> Headers | int:
         """Return what all entries of a pack have in common."""
@@ -266,7 +276,7 @@ class SendQueue:
 
     def look_after(self) -> None:
         """Send the table and the casts again, if that is due."""
-        if self._pending_messages.has_receipts:
+        if self._pending_messages.are_waiting:
             self.sending.send_again_if_due()
         caster = self.caster
         if caster is not None:

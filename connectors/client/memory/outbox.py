@@ -80,6 +80,7 @@ class Outbox:
         """
         self.path = Path(path)
         self._forgotten_at = time.monotonic()
+        self._last = 0  # the highest local seqno that this process has kept, even if a call was interrupted
         with self._explained():
             # By its absolute path: SQLite keeps `:memory:` nowhere, and takes `file:` for a URI.
             self._database = sqlite3.connect(
@@ -142,6 +143,7 @@ class Outbox:
             self._database.executemany(_KEEP, rows)
             self._database.execute("COMMIT")
         self.incarnation, self.acknowledged, self.seqno = incarnation, 0, seqno
+        self._last = len(keep)
 
     def pending(self) -> Iterator[Pending]:
         """Yield the messages in the file, in increasing order of local seqnos. Raises EnvironmentProblem."""
@@ -159,15 +161,19 @@ class Outbox:
     def append(self, first_local_seqno: int, payloads: Sequence[bytes], headers: Headers) -> None:
         """Keep messages with consecutive local seqnos in one step: all or none. They survive the process then.
 
-        Raises EnvironmentProblem (disk full).
+        They replace messages that were kept and then not accepted, as an exception came in between (Ctrl-C). Raises
+        EnvironmentProblem (disk full).
         """
         encoded = _encode(headers)
         rows = [(number, payload, encoded) for number, payload in enumerate(payloads, first_local_seqno)]
+        is_anew, self._last = first_local_seqno <= self._last, rows[-1][0]
         with self._explained():
-            if len(rows) == 1:  # a statement is a step by itself: that costs a quarter less
+            if len(rows) == 1 and not is_anew:  # a statement is a step by itself: that costs a quarter less
                 self._database.execute(_KEEP, rows[0])
                 return
             self._database.execute("BEGIN")
+            if is_anew:
+                self._database.execute("DELETE FROM pending WHERE local_seqno >= ?", (first_local_seqno,))
             self._database.executemany(_KEEP, rows)
             self._database.execute("COMMIT")
 
@@ -237,9 +243,11 @@ class Outbox:
     def _explained(self) -> Iterator[None]:
         try:
             yield
-        except sqlite3.Error as error:
+        except BaseException as error:  # Ctrl-C, too
             if self._is_open_transaction():
                 self._database.execute("ROLLBACK")
+            if not isinstance(error, sqlite3.Error):
+                raise
             # The names of SQLite's errors are not in Python 3.10, so the words have to do.
             if "locked" in str(error):
                 raise UsageError(

@@ -121,7 +121,7 @@ class TestOutbox:
         outbox.begin(7)
         outbox.append(3, [b"3"], ())
         with pytest.raises(EnvironmentProblem):
-            outbox.append(1, payloads(3), ())
+            outbox.append(4, [b"4", object()], ())  # type: ignore[list-item]
         assert [row.local_seqno for row in outbox.pending()] == [3]
         outbox.append(4, payloads(2), (("k", b"v"),))
         outbox.close()

@@ -310,11 +310,11 @@ def returning(connection: Connection) -> PendingMessages:
     incarnations = Incarnations(Address.parse(ALICE), SendingLimits())
     table = ForwardTable(10, 1 << 20)
     table.append(b"", control_headers(JOIN))
-    receipts: deque[Receipt | None] = deque([None])
+    receipts = {}
     for local_seqno in (1, 2):
         entry = carried_over(Pending(local_seqno, b"%d" % local_seqno, ()), 100)
         table.append(entry.payload, entry.headers)
-        receipts.append(Receipt(MemberIncarnation(ALICE, 300), local_seqno + 1, incarnations.changed))
+        receipts[local_seqno + 1] = Receipt(MemberIncarnation(ALICE, 300), local_seqno + 1, incarnations.changed)
     return PendingMessages(connection, "g", incarnations, Beginning(300, table, receipts), 1)
 
 

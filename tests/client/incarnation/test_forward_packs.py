@@ -191,7 +191,7 @@ class TestGathering:
         """Each message has its own receipt, headers and place."""
         self.receipts += [a.broadcast(b"%d" % n) for n in range(BUSY_RECORDS, 100)]
         self.receipts += [a.broadcast(b"%d" % n, {"k": b"v"}) for n in range(100, 102)]
-        assert len(kafka.topics._in_flight[FORWARD]) == BUSY_RECORDS
+        assert len(kafka.topics._in_flight[FORWARD]) == BUSY_RECORDS + 1, "the others can't share a pack with them"
         kafka.topics.bring_back(FORWARD.topic)
         eventually(lambda: sum(record.count for record in forwards(kafka)) == 102)
         packs = [(BUSY_RECORDS + 1, 100 - BUSY_RECORDS), (101, 2)]
@@ -213,6 +213,12 @@ class TestGathering:
         a.broadcast(bytes(MAX_PACK_BYTES))
         kafka.topics.bring_back(FORWARD.topic)
         assert [count for _, count in shapes(kafka)][BUSY_RECORDS:] == [MAX_PACK_MESSAGES, count, 1]
+
+    def test_large_headers_fill_a_pack(self, kafka: MemoryConnection, a: Member) -> None:
+        """Each message of a pack counts them."""
+        for _ in range(33):
+            a.broadcast(b"", {"k": bytes(MAX_PACK_HEADERS_BYTES // 16 - 1)})
+        assert len(kafka.topics._in_flight[FORWARD]) == BUSY_RECORDS + 2
 
     def test_no_control_record_overtakes_them(self, kafka: MemoryConnection, a: Member) -> None:
         a.broadcast_many([b"x", b"y"])
