@@ -255,9 +255,13 @@ def changes(before: bytes, after: bytes) -> bytes:
     return _AS_NUMBERS + deflated(b"".join(steps), b"")
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=4)
 def _words(state: bytes) -> list[bytes]:
-    """Return texts and numbers in turn. The state after an entry is the one before the next entry."""
+    """Return texts and numbers in turn. The state after an entry is the one before the next entry.
+
+    So one a group suffices. A process that takes turns with more than four splits again, since a list has ten times the
+    bytes of its state.
+    """
     return _NUMBERS.split(state)
 
 

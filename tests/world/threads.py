@@ -113,9 +113,8 @@ class StillBeats(Heartbeats):
 class StillAfterCallbacks(AfterCallbacks):
     """Calls that are made when the world says so."""
 
-    def put(self, call: Callback) -> None:
-        """Make the call in the next turn."""
-        self._calls.put(call)
+    def begin(self) -> None:
+        """Start no thread."""
 
     def turn(self) -> None:
         """Make the calls that are due."""

@@ -109,6 +109,7 @@ class Forwarder:
         self._pending_messages = PendingMessages(connection, group, incarnations, begun, opened.state.seqno)
         self._lifecycle = LifecycleState(incarnations.address, incarnations.changed, Participant(self._identity))
         shared = opened.shared
+        shared.after_callbacks.begin()
         path = Path(group, shared.producers, shared.cast_producers, opened.producer, opened.may_pack, opened.hub)
         gathered = functools.partial(shared.after_callbacks.put, self._send_gathered)
         self._send_queue = SendQueue(incarnations, self._pending_messages, path, self._may_send, gathered, self._end)

@@ -16,19 +16,23 @@ _logger = logging.getLogger(__name__)
 
 
 class AfterCallbacks:
-    """A queue of calls, and its thread, which starts with the first one. Thread-safe. `close` it."""
+    """A queue of calls, and the thread that makes them. Thread-safe. `close` it."""
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def put(self, call: Call) -> None:
-        """Ask for a call. Never waits."""
+    def begin(self) -> None:
+        """Start the thread, unless it runs. Raises RuntimeError (the process has too many threads)."""
         with self._lock:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="abcast-after-callbacks", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="abcast-after-callbacks", daemon=True)
+                thread.start()
+                self._thread = thread
+
+    def put(self, call: Call) -> None:
+        """Ask for a call, after `begin`. Never waits, and raises nothing."""
         self._calls.put(call)
 
     def close(self) -> None:

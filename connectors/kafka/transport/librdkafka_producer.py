@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +17,8 @@ from kafka.structs import TopicPartition
 from connectors.kafka.transport.librdkafka_client import client_settings, partitions_of, translated, translating
 from connectors.kafka.transport.seam import ClusterAddress, Producer
 from ordering.base.records import MAX_RECORD_BYTES
+
+_logger = logging.getLogger(__name__)
 
 POLL_S = 0.1
 PURGE_S = 5.0
@@ -48,9 +51,6 @@ class _Written(NamedTuple):
     timestamp: int
 
 
-_to_add = threading.Lock()
-
-
 class _Sent:
     """A record on its way. Each errback is called once: by the thread that removes it from the list."""
 
@@ -71,7 +71,11 @@ class _Sent:
             self.exception = translated(error)
         self.is_done = True
         for callback in self._callbacks or ():
-            callback(message)
+            try:
+                callback(message)
+            except Exception:
+                # The producer's thread goes on: all members share it.
+                _logger.exception("a callback of a record has failed")
         if self._errbacks:
             self._call_back()
 
@@ -90,8 +94,9 @@ class _Sent:
         """Call `f` when the record is done, even if it has failed. The reporter sets `is_done`, then reads the
         callbacks; this does both in the other order, so it is called once at least.
         """
-        with _to_add:
-            self._callbacks = [*(self._callbacks or ()), f]
+        if self._callbacks is None:  # no call is in between: no other thread runs until it is set
+            self._callbacks = []
+        self._callbacks.append(f)
         if self.is_done:
             f(self._message)
 

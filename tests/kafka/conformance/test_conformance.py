@@ -74,6 +74,19 @@ def test_callbacks_of_a_written_record(topic: str, producer: Producer) -> None:
     assert set(called) == {"early", "late"}
 
 
+def test_a_callback_that_fails(topic: str, producer: Producer) -> None:
+    """Later records are written, and told."""
+
+    def fail(_: object) -> None:
+        raise RuntimeError("a callback has failed")
+
+    sent = producer.send(topic, b"x", partition=0)
+    with contextlib.suppress(RuntimeError):  # it is called at once if the record is written
+        sent.add_callback(fail)
+    sent.get(WAIT)
+    assert producer.send(topic, b"y", partition=0).get(WAIT).offset == 1
+
+
 def test_an_abandoned_producer(topic: str, producer: Producer) -> None:
     producer.send(topic, b"x", partition=0).get(WAIT)
     producer.abandon()
