@@ -84,8 +84,9 @@ def at_once(_subscription: Subscription, _state: SequencerState) -> Any:
 
 def without_the_newest(queue: SendQueue) -> None:
     """Send the table again without the messages that have gathered."""
+    gathering = queue._common_headers
     queue._send(queue._pending_messages.table.acknowledged + 1, queue._sent)
-    queue._sent = queue._pending_messages.table.last
+    queue._common_headers = gathering
 
 
 def one_too_low(incarnation: int, local_seqno: int, *others: Any) -> Any:
