@@ -39,7 +39,7 @@ from connectors.engine.group_supervisor import GroupSupervisor
 from connectors.engine.loop import Beginnings, Deciders, Loop
 from connectors.engine.options import EngineOptions, JobState
 from connectors.engine.sequencing import Sequencing
-from connectors.engine.standby import Standby
+from connectors.engine.standby import Standby, Turn
 from connectors.kafka.groups.retrying import Retries
 from connectors.kafka.groups.suspended_groups import SuspendedGroups
 from connectors.kafka.groups.topic_finder import TopicFinder
@@ -90,7 +90,7 @@ class EngineJob:
         self._stop.set()
 
     def has_claimed(self) -> bool:
-        """Whether this process is a sequencer, or becomes one on request, and no standby that waits. For any thread."""
+        """Whether this process is a sequencer, or becomes one, and no standby that waits. For any thread."""
         return bool(self._state.epochs)
 
     def run(self) -> None:
@@ -99,11 +99,11 @@ class EngineJob:
         A standby waits for its turn until it has claimed a group, and again when it is fenced, which does not end it.
         """
         options, retries = self.options, Retries(self.name)
-        asked: Mapping[str, int] = {}
+        turn, has_yielded = Turn(), False
         with contextlib.closing(self._state.finder):
             standby = Standby(options, self._state.finder) if options.takeover_after_s is not None else None
-            if standby is None and self._yields():
-                return
+            if standby is None:
+                self._yields()
             while not self._stop.is_set():
                 started = time.monotonic()
                 try:
@@ -111,10 +111,13 @@ class EngineJob:
                         self.ready.set()
                         if options.troubles is not None:
                             options.troubles.expect_signs(())  # the other sequencer gives them
-                        asked = standby.wait(self._stop)
-                        if self._stop.is_set() or (not asked and self._yields()):
+                        turn = standby.wait(self._stop)
+                        if self._stop.is_set():
                             return
-                        self._state.epochs |= asked  # a sequencer that is newer than the request is let alone
+                        has_yielded = not (turn.is_asked or has_yielded) and self._yields()
+                        if has_yielded:
+                            continue  # the rival may give signs again
+                        self._state.epochs |= turn.replaced  # a newer sequencer is let alone
                         started = time.monotonic()
                     self._attempt()
                 except Fenced as fenced:
@@ -125,14 +128,19 @@ class EngineJob:
                 except AbcastError as error:
                     if self._stop.is_set() and error.retriable:
                         return
-                    if self._state.epochs == asked:  # it has claimed nothing
+                    if self._state.epochs.items() <= turn.replaced.items():  # it has claimed nothing
                         self._state.epochs.clear()
                     self._stop.wait(retries.failed(error, time.monotonic() - started))
 
     def _yields(self) -> bool:
-        """Wait for a rival, if there is a feud. Whether the job is to stop."""
+        """Wait for a rival, if there is a feud. Whether there is."""
         options = self.options
-        return yield_to_rival(options.connection, options.site, self._stop.wait, options.groups)
+
+        def wait(seconds: float) -> bool:
+            self._stop.wait(seconds)
+            return True
+
+        return yield_to_rival(options.connection, options.site, wait, options.groups)
 
     def _supervisor(self) -> GroupSupervisor:
         return GroupSupervisor(self.options, self._state)

@@ -18,8 +18,11 @@ why it goes on without that group.
 
 A standby signs, too (`connectors.kafka.log.standby_sign`), and an operator may ask it to take over at once
 (`connectors.takeover.handover`). It follows a request only if that names this process, its sign of the last
-`REQUEST_S`, and the newest claim. So a request that comes late, twice, or to another process has no effect. A takeover
-that has begun regards the claim that the request names as its own: behind a newer one it is fenced, and stands by.
+`REQUEST_S`, and the newest claim. So a request that comes late, twice, or to another process has no effect.
+
+A takeover that has begun regards the claims that it replaces as its own: behind a newer one it is fenced, and stands
+by. So of two standbys one takes over. After a silence, these are the claims at its half: whoever claimed before gives
+signs in the other half.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from types import MappingProxyType
 from typing import NamedTuple
 
 from kafka.errors import KafkaError
@@ -57,7 +61,7 @@ _LONGEST_LOOK_S = 1.0
 _UNSIGNED_S = 60.0
 """The longest time to the next sign after one that Kafka did not take; it doubles up to that."""
 _SPREAD_MS = 500
-"""The most by which a standby waits longer than another one: the time to its claim, which the other one sees."""
+"""The most by which a standby waits longer than another one, which may have claimed by then."""
 
 _logger = logging.getLogger(__name__)
 
@@ -74,6 +78,8 @@ class SequencerSilence:
         self._heard: tuple[Mapping[str, Sign], Claim | None] = {}, None
         self._silent_s = 0.0
         self._looked_at: float | None = None
+        self.is_half = False
+        """Whether half of the time that is too long has passed."""
 
     def is_long(self, seen: Seen, now: float) -> bool:
         """Compare with the last look; return whether there was nothing new for too long. `now`: of a steady clock."""
@@ -86,7 +92,19 @@ class SequencerSilence:
         elif self._looked_at is not None:
             self._silent_s += min(now - self._looked_at, _LONGEST_LOOK_S)
         self._looked_at = now
-        return self._silent_s >= max(self._after_s, SIGNS * seen.every_s) + self._more_s
+        too_long_s = max(self._after_s, SIGNS * seen.every_s) + self._more_s
+        self.is_half = self._silent_s >= too_long_s / 2
+        return self._silent_s >= too_long_s
+
+
+class Turn(NamedTuple):
+    """A standby is to take over. `replaced`: the epochs that it replaces, by group, as far as Kafka tells.
+
+    `is_asked`: an operator asks for it.
+    """
+
+    replaced: Mapping[str, int] = MappingProxyType({})
+    is_asked: bool = False
 
 
 class Standby:
@@ -100,39 +118,50 @@ class Standby:
         self._connection, self._site, self._after_s = options.connection, options.site, options.takeover_after_s
         self._finder, self._starts = finder, True
 
-    def wait(self, stop: threading.Event) -> Mapping[str, int]:
+    def wait(self, stop: threading.Event) -> Turn:
         """Return when the sequencer is gone, an operator asks for a takeover, or `stop` is set.
 
-        Returns the epochs that the operator wants replaced, by group; {} if none asks. Raises no error: what hinders it
-        is logged.
+        Raises no error: what hinders it is logged.
         """
         # Standbys that began together do not claim together.
         silence = SequencerSilence(self._after_s, secrets.randbelow(_SPREAD_MS) / 1_000)
         told = living = ""
+        known: Mapping[str, int] = {}  # the epochs at half of the silence
         starts, self._starts = self._starts, False  # one that is fenced knows of a sequencer
         with closing(_Lookout(self._connection, self._site, has_looked=not starts)) as lookout:
             while not stop.is_set():
                 seen = lookout.look(self._finder)
                 claim, asked, is_long = seen.claim, seen.is_asked, silence.is_long(seen, time.monotonic())
-                if seen.is_alone:
+                if seen.alone:
                     _logger.warning("standby at %s: there is no sequencer. This process takes over.", self._site)
-                    return {}
+                    return Turn(seen.alone)
                 if claim is not None and claim.who != told:
                     told = claim.who
                     _logger.info("standby at %s: %s is the sequencer. This process waits.", self._site, told)
                 if claim is not None and not claim.is_over:
                     living = claim.who
                 elif claim is not None and claim.who == living:
-                    _logger.warning("standby: the sequencer, %s, has ended. This process takes over.", living)
-                    return {}
-                if is_long and not asked:
+                    ended = newest_epochs(lookout.epochs(self._finder))
+                    if ended.get(seen.group) == claim.epoch:
+                        _logger.warning("standby: the sequencer, %s, has ended. This process takes over.", living)
+                        return Turn(ended)
+                if not silence.is_half:
+                    known = {}
+                elif not known:
+                    known = newest_epochs(lookout.epochs(self._finder))
+                elif is_long and not asked:
                     _logger.warning("standby: no sign of a sequencer for a while. This process takes over.")
-                    return {}
+                    return Turn(known)
                 stop.wait(LOOK_S)  # if asked, the requests for other groups are on their way
                 if asked and (epochs := lookout.asked(self._finder)):
                     _logger.warning("standby: an operator asks for a takeover. This process takes over.")
-                    return epochs
-        return {}
+                    return Turn(epochs, is_asked=True)
+        return Turn()
+
+
+def newest_epochs(known: Mapping[str, Epochs]) -> dict[str, int]:
+    """Return the newest epoch of each group; 0 if it was never claimed."""
+    return {group: epochs.newest_epoch for group, epochs in known.items()}
 
 
 def is_asked(epochs: Epochs, since_ms: int) -> bool:
@@ -147,17 +176,18 @@ def is_asked(epochs: Epochs, since_ms: int) -> bool:
 
 
 class Seen(NamedTuple):
-    """The newest signs of the sequencer (None if Kafka did not tell, or there is no group), and its claim.
+    """The newest signs of the sequencer (None if Kafka did not tell, or there is no group), and its claim of `group`.
 
-    `is_asked`: an operator asks this process to take over. `every_s`: the time between two signs. `is_alone`: at
-    the first look there was no sequencer.
+    `is_asked`: an operator asks this process to take over. `every_s`: the time between two signs. `alone`: the epochs
+    of all groups, if at the first look there was no sequencer.
     """
 
     signs: Mapping[str, Sign] | None = None
     claim: Claim | None = None
     is_asked: bool = False
     every_s: float = SIGN_EVERY_S
-    is_alone: bool = False
+    alone: Mapping[str, int] = MappingProxyType({})
+    group: str = ""
 
 
 def _is_alone(known: Mapping[str, Epochs], groups: Sequence[str], signs: Mapping[str, Sign]) -> bool:
@@ -196,12 +226,13 @@ class _Lookout:
             if (claim := epochs.newest_claim) is not None and claim.is_over:
                 epochs = log.epochs.read()  # another one may have claimed, and given no sign yet
                 claim = epochs.newest_claim
-            is_alone = not self._has_looked and _is_alone(self._epochs(finder), groups, signs)
+            known = {} if self._has_looked else self.epochs(finder)
+            alone = newest_epochs(known) if _is_alone(known, groups, signs) else {}
             self._has_looked = True
             self._sign(self._metadata, groups)
             has_signed = sign is not None and claim is not None and sign.epoch == claim.epoch
             every_s = sign.every_s if sign is not None and has_signed else SIGN_EVERY_S
-            return Seen(signs, claim, is_asked(epochs, self._since_ms), every_s, is_alone)
+            return Seen(signs, claim, is_asked(epochs, self._since_ms), every_s, alone, log.topic.group)
         except (AbcastError, KafkaError) as error:
             if self._throttle.is_due(str(error)):
                 _logger.warning("standby: %s Trying again.", error)
@@ -210,10 +241,10 @@ class _Lookout:
 
     def asked(self, finder: TopicFinder) -> Mapping[str, int]:
         """Return the epochs that this process is asked to replace, by group, as far as Kafka tells."""
-        known = self._epochs(finder)
-        return {group: epochs.newest_epoch for group, epochs in known.items() if is_asked(epochs, self._since_ms)}
+        known = self.epochs(finder)
+        return newest_epochs({group: epochs for group, epochs in known.items() if is_asked(epochs, self._since_ms)})
 
-    def _epochs(self, finder: TopicFinder) -> Mapping[str, Epochs]:
+    def epochs(self, finder: TopicFinder) -> Mapping[str, Epochs]:
         """Return EPOCH of each group that answers at once."""
         try:
             return epochs_of_groups(self._connection, groups_at(finder.find(), self._site), self._site)

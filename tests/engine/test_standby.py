@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -21,7 +21,8 @@ from kafka.structs import TopicPartition
 from connectors.engine import standby
 from connectors.engine.loop import Loop
 from connectors.engine.options import EngineOptions
-from connectors.engine.standby import LOOK_S, SIGNS, Seen, SequencerSilence, Standby
+from connectors.engine.standby import LOOK_S, SIGNS, Seen, SequencerSilence, Standby, Turn
+from connectors.engine.takeovers import Takeovers
 from connectors.engine.writing import WriteFailed
 from connectors.kafka.codec.codec import forward_headers
 from connectors.kafka.codec.epochs import Claim
@@ -39,7 +40,7 @@ from connectors.kafka.log.sign_of_life import (
 from connectors.takeover.takeover import take_over
 from connectors.testing.memory_kafka import MemoryConnection
 from jobs.terminal.engine_option import TAKEOVER_AFTER_S
-from ordering.base.errors import BrokerUnreachable, UsageError
+from ordering.base.errors import AbcastError, BrokerUnreachable, UsageError
 from ordering.base.names import Topic
 from tests.engine.serving import SITE, finder_of, started_job
 from tests.engine.serving import no_rival as no_rival
@@ -315,6 +316,55 @@ def test_a_successor_that_has_given_no_sign_yet_is_let_alone(
         assert claims(kafka) == 2
 
 
+@pytest.mark.parametrize("why", ["there is no sequencer", "no sign of a sequencer", "has ended"])
+def test_of_two_standbys_one_takes_over(
+    kafka: MemoryConnection,
+    other: subprocess.Popen[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    why: str,
+) -> None:
+    """Another process claims between the decision and the claim, whatever the reason for the decision."""
+    begin, rivals = Takeovers.begin, iter([os.getppid()])
+
+    def late(takeovers: Takeovers, topics: Mapping[str, list[str]]) -> dict[str, AbcastError]:
+        for rival in rivals:
+            with claiming_as(rival):
+                take_over(kafka, "g", SITE)
+        return begin(takeovers, topics)
+
+    if why != "there is no sequencer":
+        with claiming_as(other.pid):
+            take_over(kafka, "g", SITE)
+    before = claims(kafka)
+    monkeypatch.setattr(Takeovers, "begin", late)
+    with caplog.at_level(logging.INFO), started_job(kafka, 2.0 if why == "no sign of a sequencer" else 3600.0):
+        if why == "has ended":
+            eventually(lambda: "This process waits." in caplog.text, what="a standby that has seen the process")
+            other.kill()
+            other.wait(WAIT)
+        eventually(lambda: "It stands by." in caplog.text, what="a standby that is fenced")
+        assert claims(kafka) == before + 1
+    assert why in caplog.text
+
+
+def test_a_standby_that_has_yielded_in_a_feud_waits_again(
+    kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The rival may have given signs since. A second silence ends the feud."""
+    with started_job(kafka, None):
+        send(kafka, 1)
+
+    def yields(_: object, __: str, wait: Callable[[float], object], *___: object) -> bool:
+        return bool(wait(0.1))
+
+    monkeypatch.setattr("connectors.engine.job.yield_to_rival", yields)
+    with started_job(kafka, 0.5):
+        send(kafka, 2)
+    assert caplog.text.count("no sign of a sequencer for a while. This process takes over.") == 2
+    assert claims(kafka) == 2
+
+
 def test_a_process_that_was_never_seen_proves_nothing(kafka: MemoryConnection, other: subprocess.Popen[bytes]) -> None:
     """Its claim has this host's name, and a pid that is not here, or is this process's own: it may be a container's."""
     other.kill()
@@ -332,7 +382,7 @@ def test_a_sequencer_that_stood_by_takes_over_again_at_once(
     kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its attempt fails and may pass. It has claimed, so it waits for nobody."""
-    waits: list[Mapping[str, int]] = []
+    waits: list[Turn] = []
     fails, turn = threading.Event(), Loop.turn
 
     def turned(loop: Any, supervisor: Any) -> None:
@@ -341,8 +391,8 @@ def test_a_sequencer_that_stood_by_takes_over_again_at_once(
             raise WriteFailed("a write was lost.")
         turn(loop, supervisor)
 
-    def wait(*_: object) -> Mapping[str, int]:
-        waits.append({})
+    def wait(*_: object) -> Turn:
+        waits.append(Turn())
         return waits[-1]
 
     monkeypatch.setattr(Standby, "wait", wait)
