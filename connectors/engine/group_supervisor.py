@@ -1,7 +1,8 @@
 """The supervisor of the process engine: takes groups over, and looks after them while the loop decides.
 
 It has a thread of its own, so that no message waits for a question to Kafka. It sends changes to the loop through a
-queue, as immutable values. It reads the loop's pipelines, which are immutable, too.
+queue, as immutable values. It reads the loop's pipelines, which are immutable, too. For a loop that hangs it gives no
+signs of life, so that a standby takes over.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from connectors.engine.takeovers import Takeovers
 from connectors.kafka.groups.troubles import SEQUENCER, Troubles
 from connectors.kafka.groups.unservable_groups import GROUP_ERRORS, UnservableGroups, raise_unservable
 from connectors.kafka.log.beats import Beats
+from connectors.kafka.log.sign_of_life import SILENT_AFTER_S
 from connectors.takeover.group_maintenance import GroupMaintenance
 from connectors.takeover.groups import forward_topics, positions_of
 from connectors.takeover.takeover import STALL_S
@@ -78,6 +80,8 @@ class GroupSupervisor:
         self._failed: queue.SimpleQueue[tuple[str, int, AbcastError]] = queue.SimpleQueue()
         self._changes: queue.SimpleQueue[Taken] = queue.SimpleQueue()
         self._failure: BaseException | None = None
+        self._turned_at: float | None = None  # the loop's last turn since the start of the thread
+        self._has_told = False  # that the loop hangs
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._run, name="abcast-supervisor", daemon=True)
 
@@ -107,6 +111,7 @@ class GroupSupervisor:
     def start(self) -> None:
         """Start the thread that looks after the groups."""
         self._troubles.pipelines = lambda: self.pipelines
+        self._turned_at = time.monotonic()
         self._thread.start()
         self._beats.start()
 
@@ -118,7 +123,8 @@ class GroupSupervisor:
         self._failed.put((group, epoch, error))
 
     def changes(self) -> Iterator[Taken]:
-        """Yield the changes since the last call."""
+        """Yield the changes since the last call. The loop asks in each turn, and so shows that it does not hang."""
+        self._turned_at = time.monotonic()
         while True:
             try:
                 yield self._changes.get_nowait()
@@ -182,7 +188,8 @@ class GroupSupervisor:
         self._troubles.expect_signs(self._maintenance.forward)
         considered = positions_of(pipeline.state for pipeline in self.pipelines.values())
         topics = set(self._state.finder.find())
-        self._suspend_unservable(lambda: self._maintenance.sign(considered, now, topics))
+        if self._turns(now):
+            self._suspend_unservable(lambda: self._maintenance.sign(considered, now, topics))
         self._maintenance.tick(self._to_be_ticked(), now)
         for group, pipeline in self.pipelines.items():
             watchdog = self._watchdogs.get(group)
@@ -191,6 +198,17 @@ class GroupSupervisor:
                 self._reported[group] = pipeline.written
             if watchdog is not None and group not in self._maintenance.away:
                 self._watch(group, watchdog, now)
+
+    def _turns(self, now: float) -> bool:
+        """Whether the loop has taken a turn lately. If not, end the beats, and log it once."""
+        hangs = self._turned_at is not None and now - self._turned_at > SILENT_AFTER_S
+        if hangs:
+            for group in self._maintenance.forward:
+                self._beats.drop(group)
+            if not self._has_told:
+                _logger.error("sequence: the loop hangs. This process gives no sign of life until it goes on.")
+        self._has_told = hangs
+        return not hangs
 
     def _suspend_unservable(self, ask: Callable[[], object]) -> None:
         """Call `ask`; suspend the groups that it finds unservable, and have the loop drop them."""

@@ -227,6 +227,39 @@ def test_beats_that_end_during_the_first_one_leave_no_connection(
     assert closed.wait(WAIT)
 
 
+def test_a_loop_that_hangs_gives_no_signs(
+    kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its supervisor and its beats have threads of their own."""
+    goes_on, hangs, turn = threading.Event(), threading.Event(), Loop.turn
+
+    def turned(loop: Any, supervisor: Any) -> None:
+        if hangs.is_set():
+            assert goes_on.wait(WAIT)
+        turn(loop, supervisor)
+
+    def signs() -> Mapping[str, Sign]:
+        return read_signs(kafka, ["g"], SITE).of_groups
+
+    def is_silent() -> bool:
+        before = signs()
+        threading.Event().wait(5 * BEAT_S)
+        return signs() == before
+
+    monkeypatch.setattr(Loop, "turn", turned)
+    monkeypatch.setattr("connectors.engine.group_supervisor.SILENT_AFTER_S", 1.0)
+    with started_job(kafka, None):
+        send(kafka, 1)
+        eventually(signs, what="a sign")
+        assert not is_silent(), "an idle loop turns"
+        hangs.set()
+        eventually(is_silent, what="silence")
+        assert caplog.text.count("the loop hangs") == 1
+        hangs.clear()
+        goes_on.set()
+        eventually(lambda: not is_silent(), what="signs again")
+
+
 def test_signs_of_earlier_versions_come_every_two_seconds(kafka: MemoryConnection) -> None:
     maintained = SignsOfLife(kafka, SITE, "spark")
     maintained.give({"g": 1}, {}, 0.0, {"g": 5})
