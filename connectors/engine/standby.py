@@ -20,9 +20,9 @@ A standby signs, too (`connectors.kafka.log.standby_sign`), and an operator may 
 (`connectors.takeover.handover`). It follows a request only if that names this process, its sign of the last
 `REQUEST_S`, and the newest claim. So a request that comes late, twice, or to another process has no effect.
 
-A takeover that has begun regards the claims that it replaces as its own: behind a newer one it is fenced, and stands
-by. So of two standbys one takes over. After a silence, these are the claims at its half: whoever claimed before gives
-signs in the other half.
+A takeover that has begun regards the claims that it replaces as its own. Behind a newer one it is fenced, and waits
+again. So of two standbys one takes over. After a silence, these are the claims at its half: a process that claimed
+before gives signs in the other half.
 """
 
 from __future__ import annotations
