@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 
 Call = Callable[[], object]
+END_S = 1.0
 _logger = logging.getLogger(__name__)
 
 
@@ -36,8 +37,10 @@ class AfterCallbacks:
         self._calls.put(call)
 
     def close(self) -> None:
-        """End the thread after the calls that were asked for."""
+        """End the thread after the calls that were asked for; wait up to END_S for it."""
         self._calls.put(None)
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(END_S)
 
     def _run(self) -> None:
         while (call := self._calls.get()) is not None:
