@@ -97,8 +97,8 @@ def run(
     topology = optional_sites(sites, kafka_config, "run")
     maintenance = [every(pause_s, topology, site, data_s)] if pause_s is not None else []
     after_s = after_s_of(engine, takeover_after_s, stands_by=standby)
-    is_light = engine is Engine.process and not maintenance and isinstance(data, Path)
-    if standby and not is_light:
+    directory = data if engine is Engine.process and not maintenance and isinstance(data, Path) else None
+    if standby and directory is None:
         raise UsageError(
             "a standby starts no JVM, which --maintain-every and tables on an object store need: run `abcast sequence "
             "--engine process --standby`, and `abcast ledger` beside it."
@@ -112,8 +112,8 @@ def run(
         relays: Relays | None = None
         if topology is not None:
             relays = Relays(topology, [direction for direction in topology.directions() if direction.source == site])
-        if is_light and isinstance(data, Path):
-            _run_light(connection, site, data, agreed, which, troubles, relays, after_s)
+        if directory is not None:
+            _run_light(connection, site, directory, agreed, which, troubles, relays, after_s)
             return
         options = job_options(
             connection, site, data, max_batch_records, which, parallelism, work_dir, topology, troubles

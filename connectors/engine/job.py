@@ -135,12 +135,9 @@ class EngineJob:
     def _yields(self) -> bool:
         """Wait for a rival, if there is a feud. Whether there is."""
         options = self.options
-
-        def wait(seconds: float) -> bool:
-            self._stop.wait(seconds)
-            return True
-
-        return yield_to_rival(options.connection, options.site, wait, options.groups)
+        return yield_to_rival(
+            options.connection, options.site, lambda seconds: self._stop.wait(seconds) or True, options.groups
+        )
 
     def _supervisor(self) -> GroupSupervisor:
         return GroupSupervisor(self.options, self._state)
