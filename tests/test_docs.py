@@ -446,16 +446,22 @@ def test_anomalies() -> None:
 
 
 def test_performance() -> None:
-    """The page has a single table, with each case of each section; a figure needs a command and a commit."""
-    from tests.bench.figures import NOT_MEASURED, NOT_RUN, ROWS
+    """The page has each section's tables, and how both sides were warmed; figures need a command and a commit."""
+    from tests.bench.figures import TABLES, WARMED
+    from tests.bench.page import HEADING, figures
     from tests.bench.plan import SECTIONS
+    from tests.bench.tables import NOT_MEASURED, NOT_RUN
 
-    [table] = tables(doc("performance"))
-    assert [row[:4] for row in table] == [row[:4] for row in ROWS]
-    assert list(dict.fromkeys(row.section for row in ROWS)) == list(SECTIONS)
-    has_figures = any(row[4] != NOT_MEASURED for row in table)
-    run = re.findall(r"^- (?:Command|Commit|Machine): (.+)$", doc("performance"), re.MULTILINE)
-    if has_figures:
+    page = section(doc("performance"), HEADING.strip())
+    assert list(WARMED) == list(dict.fromkeys(table.section for table in TABLES)) == list(SECTIONS)
+    shown, unmeasured = (re.sub(r"\n+", "\n", text) for text in (page, figures({})))
+    fixed = [line for line in unmeasured.splitlines() if NOT_MEASURED not in line and not line.startswith("Aims: ")]
+    at = -1
+    for line in fixed:
+        at = shown.find(line, at + 1)
+        assert at >= 0, line
+    run = re.findall(r"^- (?:Command|Commit|Machine): (.+)$", page, re.MULTILINE)
+    if shown.count(NOT_MEASURED) < len(TABLES):
         assert re.fullmatch(r"`make bench.*`", run[0])
         assert re.fullmatch(r"`[0-9a-f]{7,40}`", run[1])
     else:
@@ -463,19 +469,18 @@ def test_performance() -> None:
 
 
 def test_figures_of_a_run() -> None:
-    """A run's figures fill its cells; all other cells are not measured, even if they had a figure before.
+    """A run's figures fill its tables; all others are not measured, even if they had figures before.
 
-    The terminal has the same rows, with a verdict on each aim, and none that were not measured.
+    The terminal has the same tables, with a verdict on each aim, and none that were not measured.
     """
     from tests.bench import page, report
-    from tests.bench.figures import NOT_MEASURED
-    from tests.bench.plan import KINDS
+    from tests.bench.tables import NOT_MEASURED
 
     machine = {"commit": "0123abc", "cores": 2, "cpu": "a CPU", "memory": "8 GB", "python": "3.12.1"}
-    rate = {"records_per_s": 123_456.0}
+    rate = {"records_per_s": 123_456.0, "cpu_us_per_record": {"jvm": 3.0, "worker": 1.5, "broker": 9.0}}
     case = {"payload_bytes": 100, "senders": 1, "partitions": 4, "sequencer_to_copy": 0.514, "ledger_to_append": 0.85}
     first = {
-        "throughput": [{**case, **dict.fromkeys(KINDS, rate)}],
+        "throughput": [{**case, **dict.fromkeys(("copy", "sequencer", "append", "ledger"), rate)}],
         "views": {"failed": "TimeoutError: no view"},
         "state": {"failed": "OSError: no disk"},
     }
@@ -483,24 +488,51 @@ def test_figures_of_a_run() -> None:
     shown = page.filled(
         doc("performance"), {"command": "--only throughput,views", "machine": machine, "results": first}
     )
-    [table] = tables(shown)
-    assert table[1][4] == "123; 123; 123; 123; 0.51; 0.85"
-    assert [row[4] for row in table if row[4] != NOT_MEASURED] == [table[1][4]]
-    assert '- Command: `make bench ARGS="--only throughput,views"`\n- Commit: `0123abc`\n- Machine: 2 cores' in shown
-    [table] = tables(page.filled(shown, {"command": "", "machine": machine, "results": second}))
-    assert [row[4] for row in table if row[4] != NOT_MEASURED] == ["6; 20"]
 
-    def terminal(section: str, result: object) -> str:
+    def measured(text: str) -> list[tuple[str, ...]]:
+        rows = [row for table in tables(section(text, page.HEADING.strip())) for row in table]
+        return [row for row in rows if row[0] != NOT_MEASURED]
+
+    row = ("100 B, 1 sender, 4 partitions", "123", "123", "0.51", "4.50", "123", "123", "0.85", "4.50")
+    assert measured(shown) == [row]
+    assert "sequencer to copy ≥ 0.60: missed (0.51); ledger to append ≥ 0.70: met (0.85)." in shown
+    assert '- Command: `make bench ARGS="--only throughput,views"`\n- Commit: `0123abc`\n- Machine: 2 cores' in shown
+    shown = page.filled(shown, {"command": "", "machine": machine, "results": second})
+    assert measured(shown) == [("real-time", "6.20", "20")]
+
+    def terminal(part: str, result: object) -> str:
         console = Console(file=io.StringIO(), record=True, width=200)
-        report.show(console, section, result)
+        report.show(console, part, result)
         return console.export_text()
 
     said, passed = terminal("throughput", first["throughput"]), terminal("relay", second["relay"])
-    assert all(part in said for part in ("100 B", "0.51", "ratios ≥ 0.6; 0.7", "missed"))
-    assert "1,000 B" not in said
-    assert all(part in passed for part in ("real-time", "p50 ≤ 20", "met"))
-    assert "micro-batch" not in passed
+    assert all(part in said for part in (*row, "sequencer to copy ≥ 0.60: missed (0.51)"))
+    assert all(part in passed for part in ("real-time", "real-time: p50 ≤ 20: met (6.20)"))
+    assert "news" not in passed
     assert "failed: TimeoutError: no view" in terminal("views", first["views"])
+
+
+def test_history_of_figures(tmp_path: Path) -> None:
+    """A run's ratios come after the earlier ones; the gate names each that got worse."""
+    from tests.bench import history
+
+    known = history.load()
+    assert all(run["ratios"] and set(run["ratios"]) <= set(history.RATIOS) for run in known)
+    case = {"sequencer_to_copy": 0.4, "ledger_to_append": 0.9}
+    results = {"throughput": [case, case], "latency": {"p50_ratio": 2.0}, "peers": {"failed": "no JDK"}}
+    run = {"machine": {"commit": "0123abc"}, "started_at": "2026-01-02T03:04:05Z", "results": results}
+    last = {"sequencer to copy": 0.8, "ledger to append": 0.95, "p50 of the sequencer to the copy's": 1.5}
+    before = [{"commit": "fedcba9", "date": "2026-01-01", "ratios": last}]
+    assert history.worse(before, results) == [
+        "sequencer to copy: 0.40, 0.80 before",
+        "p50 of the sequencer to the copy's: 2, 1.50 before",
+    ]
+    grown = history.with_run(history.with_run(before, run), run)
+    assert [each["commit"] for each in grown] == ["fedcba9", "0123abc"]
+    assert grown[-1]["ratios"] == {**last, "sequencer to copy": 0.4, "ledger to append": 0.9, list(last)[2]: 2.0}
+    assert history.worse(grown, results) == []
+    history.draw(grown, tmp_path / "history.svg")
+    assert (tmp_path / "history.svg").read_text(encoding="utf-8").startswith("<?xml")
 
 
 def test_license() -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.bench import scale
-from tests.bench.figures import NOT_MEASURED
 from tests.bench.soak import JUDGED
 from tests.bench.steadiness import SLACK, trend, trends
+from tests.bench.tables import NOT_MEASURED
 from tests.papers import doc, tables
 
 AT_S = [10.0 * number for number in range(180)]

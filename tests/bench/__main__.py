@@ -21,12 +21,13 @@ from rich.console import Console
 
 from ordering.base.errors import AbcastError
 from tests.bench import machine, report
+from tests.bench.history import TOLERANCE, load, worse
 from tests.bench.lab import Lab
-from tests.bench.plan import DEFAULT_RECORDS, ENGINES, QUICK_RECORDS, SECTIONS, Plan
+from tests.bench.plan import DEFAULT_RECORDS, QUICK_RECORDS, SECTIONS, Plan
 
 DEFAULT_OUT = Path("abcast-data") / "bench.json"
 _EXIT_FAILED, _EXIT_INTERRUPTED = 1, 130
-_ON_THE_SHARED_SESSION = {"throughput", "peers", "state", "growth", "latency", "views", "relay"}
+_ON_THE_SHARED_SESSION = {"throughput", "peers", "state", "growth", "latency", "packs", "views", "relay"}
 
 
 def main() -> int:
@@ -37,8 +38,7 @@ def main() -> int:
     if not Path("/proc/self/stat").exists():
         console.print("The benchmark reads CPU time and memory from /proc: run it on Linux.")
         return _EXIT_FAILED
-    engines = (options.engine,) if options.engine else ()
-    plan = Plan.of(options.records, quick=options.quick, rounds=options.rounds, engines=engines)
+    plan = Plan.of(options.records, quick=options.quick, rounds=options.rounds)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     for noisy in ("kafka", "py4j"):
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
@@ -77,6 +77,9 @@ def main() -> int:
     if results["results"]:
         took = ", ".join(f"{section} {seconds:,} s" for section, seconds in results["seconds"].items())
         console.print(f"\nIt took: {took}\nJSON: {out}", highlight=False)
+    if options.gate and (found := worse(load(), results["results"])):
+        console.print("\n".join(["Worse than in docs/performance-history.json:", *found]), style="red", highlight=False)
+        code = code or _EXIT_FAILED
     return code
 
 
@@ -95,8 +98,8 @@ def _parser() -> argparse.ArgumentParser:
         help=f"per throughput case (default {DEFAULT_RECORDS:,}, quick {QUICK_RECORDS:,}); all else scales with it",
     )
     parser.add_argument("--rounds", type=_positive, default=1, help="of throughput and latency, averaged (default 1)")
-    parser.add_argument("--engine", choices=ENGINES, help="of the section agreeing (default: both)")
     parser.add_argument("--minutes", type=_positive, help="begin no further section after so many (default: no limit)")
+    parser.add_argument("--gate", action="store_true", help=f"fail if a ratio got worse by more than {TOLERANCE:.0%}%")
     parser.add_argument("--quick", action="store_true", help="fewer records, shorter, one round: is it all in order?")
     parser.add_argument("--out", type=Path, default=DEFAULT_OUT, help=f"the JSON file (default {DEFAULT_OUT})")
     return parser
@@ -130,6 +133,7 @@ def _measure(lab: Lab, chosen: list[str], results: dict[str, Any], out: Path, en
         latency,
         members,
         memory,
+        packs,
         peers,
         rates,
         recovery,
@@ -150,6 +154,7 @@ def _measure(lab: Lab, chosen: list[str], results: dict[str, Any], out: Path, en
         "groups": groups.measure,
         "casts": casts.measure,
         "members": members.measure,
+        "packs": packs.measure,
         "views": views.measure,
         "relay": relay.measure,
         "agreeing": agreeing.measure,

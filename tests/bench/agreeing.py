@@ -1,7 +1,9 @@
-"""Sites that agree (mode "isis") beside a hub and a mesh: three sites, each engine, each trigger of the relays.
+"""Sites that agree (mode "isis") beside a hub and a mesh: three sites, on Spark with each trigger of its relays, and on
+the process engine with its own relays.
 
 The sites have names of their own for one Kafka, so that relays copy everything as between clusters. All jobs run, as
-users start them, in processes of their own: a sequencer at each site (in a hub at home), and one process of relays.
+users start them, in processes of their own: a sequencer at each site (in a hub at home), and one process of relays, or
+with the process engine one for each site, as `abcast run` does it.
 First each site gets as many messages as it takes; then messages come at a fixed rate. A warm-up before it is not
 measured: a site on Spark needs it until Java has compiled most of a batch's planning.
 
@@ -36,8 +38,7 @@ from connectors.kafka.connection.sites import Mode, Trigger
 from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.log.stored_record import StoredRecord
 from connectors.kafka.topics.topics import create_topics
-from jobs.terminal.engine_option import Engine
-from ordering.agreement.log import Entry, read_letter
+from ordering.agreement.log import CONTENTS, Entry, read_letter
 from ordering.agreement.state import Finals, Send
 from ordering.base.names import Topic
 from ordering.base.reader import Reader, Verdict
@@ -49,6 +50,7 @@ from tests.bench.processes import Child, cpu_seconds
 
 SITES = ("nyc", "sfo", "lax")
 HOME = SITES[0]
+RELAYS = (*get_args(Trigger), "process")
 PAYLOAD_BYTES = 100
 _WARM_UP = 300
 """Messages at each site before anything is measured, with the process engine."""
@@ -60,32 +62,33 @@ _SUSPECT_AFTER_MS = 60_000
 
 
 class Way(NamedTuple):
-    """A mode, an engine and a trigger that are measured together."""
+    """A mode and its relays: Spark's with a trigger, or the process engine's."""
 
     mode: Mode
-    engine: str
-    trigger: Trigger
+    relays: str
+
+    @property
+    def engine(self) -> str:
+        """Return the engine of sequencers and relays."""
+        return "process" if self.relays == "process" else "spark"
 
 
 def measure(lab: Lab) -> dict[str, Any]:
     """Measure each way, and plain processes that agree over UDP."""
-    ways = [
-        Way(mode, engine, trigger)
-        for engine in lab.plan.agreeing_engines
-        for trigger in get_args(Trigger)
-        for mode in get_args(Mode)
-    ]
+    ways = [Way(mode, relays) for relays in RELAYS for mode in get_args(Mode)]
     sites = [{**way._asdict(), **_measure(lab, way)} for way in ways]
     lab.say("agreeing: three plain processes over UDP")
     plain = [isis.measure(3, lab.plan.plain_messages, PAYLOAD_BYTES, in_flight) for in_flight in (16, 512)]
     return {"sites": sites, "processes": plain, "rate": lab.plan.agreeing_rate, "records": lab.plan.agreeing_records}
 
 
-def _write_file(lab: Lab, mode: Mode, trigger: Trigger) -> Path:
+def _write_file(lab: Lab, way: Way) -> Path:
     """Write the sites' file. Each site names the Kafka differently, so relays take it for several."""
     server = lab.connection.bootstrap_servers
     own = {"hub": f'home = "{HOME}"\n', "isis": f"suspect_after_ms = {_SUSPECT_AFTER_MS}\n", "mesh": ""}
-    head = f'mode = "{mode}"\ntrigger = "{trigger}"\n' + own[mode]
+    head = f'mode = "{way.mode}"\n' + own[way.mode]
+    if way.relays in get_args(Trigger):
+        head = f'trigger = "{way.relays}"\n' + head
     names = {site: ",".join([server] * count) for count, site in enumerate(SITES, 1)}
     file = lab.path("sites.toml")
     file.write_text(head + "".join(f'[sites.{site}]\nbootstrap_servers = "{name}"\n' for site, name in names.items()))
@@ -93,11 +96,11 @@ def _write_file(lab: Lab, mode: Mode, trigger: Trigger) -> Path:
 
 
 def _measure(lab: Lab, way: Way) -> dict[str, Any]:
-    group, plan = f"agreeing-{way.mode}-{way.engine}-{way.trigger}", lab.plan
-    lab.say(f"agreeing: {way.mode}, {way.engine} engine, {way.trigger} relays")
+    group, plan = f"agreeing-{way.mode}-{way.relays}", lab.plan
+    lab.say(f"agreeing: {way.mode}, {way.engine} engine, {way.relays} relays")
     create_topics(lab.connection, group, SITES)
     a_second = plan.agreeing_rate / len(SITES)
-    warm_up = int(plan.agreeing_warm_up_s * a_second) if way.engine == Engine.spark.value else _WARM_UP
+    warm_up = int(plan.agreeing_warm_up_s * a_second) if way.engine == "spark" else _WARM_UP
     burst = range(warm_up + 1, warm_up + plan.agreeing_records + 1)
     paced = range(burst.stop, burst.stop + int(plan.agreeing_s * a_second))
     try:
@@ -116,7 +119,7 @@ def _measure(lab: Lab, way: Way) -> dict[str, Any]:
 @contextlib.contextmanager
 def _running(lab: Lab, way: Way) -> Iterator[list[int]]:
     """Run all jobs, and yield their process ids once they are ready."""
-    file = _write_file(lab, way.mode, way.trigger)
+    file = _write_file(lab, way)
     logs, data = lab.path("logs"), lab.path("data")
     with contextlib.ExitStack() as children:
         started: list[Child] = []
@@ -124,8 +127,11 @@ def _running(lab: Lab, way: Way) -> Iterator[list[int]]:
             job = [ABCAST, "sequence", "--site", site, "--sites", file, "--data", data / site, "--engine", way.engine]
             log = logs / f"sequence-{site}.log"
             started.append(children.enter_context(Child(job, log, lab.environment)))
-        relays = [ABCAST, "relay", "--sites", file, "--data", data / "relay"]
-        started.append(children.enter_context(Child(relays, logs / "relay.log", lab.environment)))
+        relay = [ABCAST, "relay", "--sites", file, "--data", data / "relay", "--engine", way.engine]
+        for number, source in enumerate([["--from", site] for site in SITES] if way.engine == "process" else [[]]):
+            started.append(
+                children.enter_context(Child([*relay, *source], logs / f"relay-{number}.log", lab.environment))
+            )
         for child in started:
             child.wait_said("ready;", _READY_S)
         yield [child.pid for child in started]
@@ -246,7 +252,7 @@ def _costs(logs: Mapping[str, list[tuple[int, Entry]]], since_ms: int, messages:
         "entry_bytes": sum(len(write_entry(entry).payload) for entry in every) / len(every),
         "letters": {kind: count / messages for kind, count in sorted(said.items())},
         "messages_a_run": mean(run.run.length for run in runs.values()),
-        "hops": mean(hops),
+        "hops": mean(hops) if hops else None,
     }
 
 
@@ -258,7 +264,7 @@ def _hops(site: str, entries: Sequence[Entry]) -> Iterator[int]:
     final: dict[int, int] = {}
     for entry in entries:
         for letter in entry.letters:
-            message = read_letter(letter)
+            message = read_letter(letter) if letter.kind != CONTENTS else None
             if isinstance(message, Send):
                 sent |= {run.reference: message.first + number for number, run in enumerate(message.runs)}
             elif isinstance(message, Finals):

@@ -49,6 +49,11 @@ class Drained:
         """The steady rate where there is one."""
         return self.steady or self.whole
 
+    @property
+    def own_cpu_us(self) -> float:
+        """CPU microseconds a record without the broker's."""
+        return sum(used for part, used in self.cpu_us.items() if part != "broker")
+
 
 def read(lab: Lab, topic: str, offset: int = 0) -> DataFrame:
     """A stream over a topic from an offset of partition 0 on, with the jobs' own options of the source."""

@@ -19,7 +19,7 @@ from tests.bench.lab import Lab, Place
 from tests.bench.latency import summary
 from tests.bench.load import Pace, stamped_payload
 from tests.bench.plan import Case
-from tests.bench.processes import MemorySampler
+from tests.bench.processes import MemorySampler, cpu_seconds, cpu_since
 from tests.bench.recovery import kills
 
 _PATIENCE_S = 300.0
@@ -128,19 +128,30 @@ def _close(sender: Member) -> None:
 
 
 def _drain(lab: Lab, transport: str) -> dict[str, Any]:
-    """Drain a backlog: return records a second from ready to the last one, and the memory."""
     records = max(50_000, lab.plan.records // 4)
     with lab.place("engine", _CASE.partitions) as place:
         fill(lab, place, records, _CASE)
         lab.say(f"engine: a backlog of {records:,} records by {transport}")
-        with lab.sequencer(place, lab.path("data"), "process") as process, MemorySampler(process.pid) as memory:
-            ready = process.wait_said("ready;")
-            with DataLog(lab.connection, place.group, place.site) as log:
-                while log.end() < records:
-                    if time.monotonic() - ready > _PATIENCE_S or process.popen.poll() is not None:
-                        raise RuntimeError(f"the engine did not order {records:,} records; see {process.log}")
-                    time.sleep(0.05)
-                took = time.monotonic() - ready
-                assert log.state().seqno == records
-            process.stop()
-    return {"records": records, "records_per_s": records / took, "peak_mib": sum(memory.peak.values())}
+        return drain(lab, place, records)
+
+
+def drain(lab: Lab, place: Place, messages: int) -> dict[str, float]:
+    """Drain a backlog: return messages a second from ready to the last one, CPU of the process, and its memory."""
+    with lab.sequencer(place, lab.path("data"), "process") as process, MemorySampler(process.pid) as memory:
+        ready = moved = process.wait_said("ready;")
+        before, seen = cpu_seconds(process.pid), -1
+        with DataLog(lab.connection, place.group, place.site) as log:
+            # To read the state costs both cores time: not while DATA grows.
+            while (end := log.end()) != seen or log.state().seqno < messages:
+                if end != seen:
+                    seen, moved = end, time.monotonic()
+                if time.monotonic() - ready > _PATIENCE_S or process.popen.poll() is not None:
+                    raise RuntimeError(f"the engine did not order {messages:,} messages; see {process.log}")
+                time.sleep(0.05)
+            used = sum(cpu_since(before, process.pid).values())
+        process.stop()
+    return {
+        "records_per_s": messages / (moved - ready),
+        "cpu_us": used / messages * 1e6,
+        "peak_mib": sum(memory.peak.values()),
+    }

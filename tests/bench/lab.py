@@ -134,12 +134,12 @@ class Lab:
         try:
             yield other
         finally:
-            self.delete(other.group, other.site)
+            self.delete(other.group, site=other.site)
 
-    def delete(self, group: str, site: str | None = None) -> None:
-        """Delete the topics of a group, or those it has at one site, and wait until their files are gone."""
+    def delete(self, *groups: str, site: str | None = None) -> None:
+        """Delete the topics of groups, or those they have at one site, and wait until their files are gone."""
         gone = [
-            str(topic) for topic in find_topics(self.connection) if topic.group == group and site in (None, topic.site)
+            str(topic) for topic in find_topics(self.connection) if topic.group in groups and site in (None, topic.site)
         ]
         if not gone:
             return
@@ -147,7 +147,8 @@ class Lab:
             admin.delete_topics(gone)
         data = self.broker.directory / "node-0" / "data"
         deadline = time.monotonic() + 30
-        while any(data.glob(f"abcast.{group}.*.{site or '*'}-*")) and time.monotonic() < deadline:
+        files = [f"abcast.{group}.*.{site or '*'}-*" for group in groups]
+        while any(any(data.glob(each)) for each in files) and time.monotonic() < deadline:
             time.sleep(0.1)
 
     def end_of(self, topic: str) -> int:

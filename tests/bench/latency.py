@@ -60,9 +60,14 @@ def _measure(lab: Lab, kind: str) -> tuple[list[float], float, list[dict[str, An
         return *measure_latency(lab, place, place.data), newest_batches(lab.spark)
 
 
-def measure_latency(lab: Lab, place: Place, topic: str, *, committed: bool = False) -> tuple[list[float], float]:
+def measure_latency(
+    lab: Lab, place: Place, topic: str, *, committed: bool = False, is_java: bool = True
+) -> tuple[list[float], float]:
     """Return, from FORWARD of the place to `topic`, the latencies in ms after the warm-up, and the sender's delay
-    behind its pace, in s. `committed`: read committed records only.
+    behind its pace, in s.
+
+    `committed`: read committed records only. `is_java`: whether Java is on the way: else a tenth of
+    the warm-up will do.
     """
     plan = lab.plan
     with contextlib.ExitStack() as cleanup:
@@ -72,7 +77,7 @@ def measure_latency(lab: Lab, place: Place, topic: str, *, committed: bool = Fal
         cleanup.callback(sender.close)
         pace = Pace(lambda: sender.send(stamped_payload()), plan.latency_rate)
         cleanup.callback(pace.halt)
-        time.sleep(plan.latency_warm_up_s)
+        time.sleep(plan.latency_warm_up_s if is_java else plan.latency_warm_up_s / 10)
         measured_from = time.monotonic_ns()
         pace.behind = 0.0
         time.sleep(plan.latency_s)

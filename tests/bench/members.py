@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -79,10 +79,10 @@ def _measure(lab: Lab, connection: Connection) -> dict[str, Any]:
     what = f"members on {connection.transport}: {plan.member_rounds} times {plan.member_records:,}"
     lab.say(f"{what} broadcasts, nothing is ordered")
     with lab.place("members") as place:
-        sending = _alternate(
+        sending = alternate(
             Bench(lab, connection, place),
             {
-                "bare": _send_bare,
+                "bare": send_bare,
                 "member": _send,
                 "member, many at once": _send_many,
                 "member with outbox": _send_with_outbox,
@@ -92,32 +92,32 @@ def _measure(lab: Lab, connection: Connection) -> dict[str, Any]:
     lab.say(f"{what} broadcasts, the sequencer runs and all receipts are awaited")
     with lab.place("members") as place, sequencing(lab, place):
         bench = Bench(lab, connection, place)
-        _fence(bench)
-        ordered = _alternate(
+        fence(bench)
+        ordered = alternate(
             bench,
             {
-                "bare": _send_bare,
-                "member": _broadcast_with_room,
+                "bare": send_bare,
+                "member": broadcast_with_room,
                 "member, default limits": _broadcast,
                 "member with outbox": _broadcast_with_outbox,
                 "member that delivers, too": _read_back,
                 "three that deliver, too": _three,
             },
             plan.member_records,
-            then=_fence,
+            then=fence,
         )
         lab.say(f"members on {connection.transport}: {plan.member_rounds} times {plan.delivered_records:,} deliveries")
-        delivering = _alternate(
-            bench, {"bare": _read_bare, "member": _deliver, "member, in lists": _deliver_lists}, plan.delivered_records
+        delivering = alternate(
+            bench, {"bare": _read_bare, "member": deliver, "member, in lists": deliver_lists}, plan.delivered_records
         )
     return {"sending": sending, "ordered": ordered, "delivering": delivering}
 
 
-def _alternate(
-    bench: Bench, works: dict[str, Work], records: int, then: Callable[[Bench], object] = lambda _: None
+def alternate(
+    bench: Bench, works: Mapping[str, Work], records: int, then: Callable[[Bench], object] = lambda _: None
 ) -> dict[str, Any]:
-    """Return records/s of each work and this process's CPU time for one record, after an unmeasured turn. `then`
-    is called after each.
+    """Return records/s of each work and this process's CPU time for one record, after an unmeasured turn; and both
+    beside the first work, a bare client. `then` is called after each.
     """
     plan, rates, cpu_us = bench.lab.plan, dict[str, list[float]](), dict[str, list[float]]()
     for turn in range(-1, plan.member_rounds):
@@ -131,7 +131,7 @@ def _alternate(
                 bench.lab.say(
                     f"members, round {turn + 1}/{plan.member_rounds}: {name} {rates[name][-1]:,.0f} records/s"
                 )
-    bare, bare_cpu_us = median(rates["bare"]), median(cpu_us["bare"])
+    bare, bare_cpu_us = (median(next(iter(each.values()))) for each in (rates, cpu_us))
     return {
         name: {
             "records_per_s": median(values),
@@ -144,16 +144,16 @@ def _alternate(
     }
 
 
-def _fence(bench: Bench) -> None:
+def fence(bench: Bench) -> None:
     """Return when every message is ordered: the log has a message behind them."""
-    with bench.member("fence") as fence:
-        fence.broadcast(b"").result(timeout=_PATIENCE_S)
+    with bench.member("fence") as member:
+        member.broadcast(b"").result(timeout=_PATIENCE_S)
 
 
 # --- sending ---
 
 
-def _send_bare(bench: Bench, name: str, count: int) -> Took:
+def send_bare(bench: Bench, name: str, count: int) -> Took:
     """Return the seconds until the broker has every record."""
     producer = _bare_producer(bench.connection)
     with contextlib.closing(BareSender(bench.connection, bench.place, name, producer)) as sender:
@@ -243,8 +243,21 @@ def _broadcast(bench: Bench, name: str, count: int, room: int = 10_000, outbox: 
         return Took.since(started)
 
 
-def _broadcast_with_room(bench: Bench, name: str, count: int) -> Took:
+def broadcast_with_room(bench: Bench, name: str, count: int) -> Took:
+    """Return the seconds until every message is ordered; none waits for room in the forward table."""
     return _broadcast(bench, name, count, room=count + 1)
+
+
+def broadcast_many(bench: Bench, name: str, count: int) -> Took:
+    """Return the seconds until every message is ordered; a receipt is for `_AT_ONCE` of them."""
+    with bench.member(name, max_pending_records=count + 1) as member:
+        member.broadcast(_PAYLOAD).result(timeout=_PATIENCE_S)
+        started = Took.now()
+        sizes = [_AT_ONCE] * (count // _AT_ONCE)
+        receipts = [member.broadcast_many([_PAYLOAD] * size, timeout=_PATIENCE_S) for size in sizes]
+        for receipt in receipts:
+            receipt.result(timeout=_PATIENCE_S)
+        return Took.since(started)
 
 
 def _broadcast_with_outbox(bench: Bench, name: str, count: int) -> Took:
@@ -300,7 +313,7 @@ def _read_bare(bench: Bench, _: str, count: int) -> Took:
         return Took.since(started)
 
 
-def _deliver(bench: Bench, name: str, count: int) -> Took:
+def deliver(bench: Bench, name: str, count: int) -> Took:
     """Return the seconds from the first delivery on."""
     with bench.member(name) as member, contextlib.closing(member.deliveries(from_seqno=1, timeout=_PATIENCE_S)) as all_:
         next(all_)
@@ -311,7 +324,7 @@ def _deliver(bench: Bench, name: str, count: int) -> Took:
         return Took.since(started)
 
 
-def _deliver_lists(bench: Bench, name: str, count: int) -> Took:
+def deliver_lists(bench: Bench, name: str, count: int) -> Took:
     """Return the seconds from the first list on, for as many deliveries as the other works."""
     with bench.member(name) as member, contextlib.closing(member.deliveries(from_seqno=1, timeout=_PATIENCE_S)) as all_:
         lists = all_.batches()

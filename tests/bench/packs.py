@@ -1,83 +1,114 @@
-"""Packs: the process engine drains the same backlog with single records and with packs, in turn.
+"""A group with packs (`ordering.base.packs`): its members, and backlogs of packs beside the same of single records.
 
-    python -m tests.bench.packs --records 200000 --rounds 2
-
-A line has the messages a second, the CPU time of the engine's process a message, and the bytes of DATA a message. The
-senders write in turn, so many messages each: with one sender, or long turns, packs are full.
+Rates are in messages. Members: one sends until all is ordered, by the process engine; then another one delivers what
+the first has sent. Backlogs: both engines order them; Spark also copies FORWARD, appends DATA to a table with the
+ledger's columns, and writes DATA to a ledger. A backlog of packs has full ones, as `broadcast_many` makes them.
 """
 
 from __future__ import annotations
 
-import argparse
 import random
 import time
+from dataclasses import replace
+from typing import Any
 
 from kafka.structs import TopicPartition
 
-from connectors.kafka.codec.codec import forward_headers
+from connectors.kafka.codec.codec import forward_headers, pack_headers
 from connectors.kafka.connection.backlog import partition_bytes
-from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.topics.upgrade import upgrade
 from connectors.kafka.transport import VARIABLE
+from ordering.base.packs import encode_pack
+from tests.bench import engine, members
+from tests.bench.drain import Drained
 from tests.bench.lab import Lab, Place
-from tests.bench.plan import Plan
-from tests.bench.processes import cpu_seconds, cpu_since
+from tests.bench.load import PAYLOAD_BYTES
+from tests.bench.throughput import one_round
 
+_TRANSPORT = "confluent"
+_SENDERS = 16
 _PATIENCE_S = 300.0
-_TURNS = ((1, 1), (16, 100), (16, 5), (16, 1))
-"""Senders, and the messages of each in a turn."""
+_LONGER = 5
+"""A backlog of packs is longer by this factor, and so are deliveries."""
+_DELIVERING = {"deliveries": members.deliver, "batches": members.deliver_lists}
 
 
-def fill(lab: Lab, place: Place, records: int, senders: int, turn: int) -> None:
-    """Write messages of 100 random bytes."""
-    noise, incarnation = random.Random(7).randbytes(1 << 20), time.time_ns() // 10
-    producer = lab.member_connection("confluent").producer()
-    sent = [0] * senders
-    for number in range(records):
-        sender = number // turn % senders
-        sent[sender] += 1
-        payload = noise[number % (1 << 19) :][:100]
-        producer.send(
-            *(place.forward, payload, f"{place.site}/m{sender}".encode(), forward_headers(incarnation, sent[sender])), 0
-        )
-    producer.flush(timeout=_PATIENCE_S)
-    producer.close(timeout=10)
+def measure(lab: Lab) -> dict[str, Any]:
+    """Measure members, then both backlogs."""
+    lab.environment[VARIABLE] = _TRANSPORT
+    try:
+        messages, forms = lab.plan.records, {"single": 1, "packs": lab.plan.pack_messages}
+        return {
+            **_members(lab),
+            "backlogs": {
+                form: _backlog(lab, form, messages if each == 1 else _LONGER * messages // each, each)
+                for form, each in forms.items()
+            },
+        }
+    finally:
+        del lab.environment[VARIABLE]
 
 
-def drain(lab: Lab, records: int, senders: int, turn: int, *, packs: bool) -> str:
-    """Fill a group, drain it, and return the line."""
+def _members(lab: Lab) -> dict[str, Any]:
     with lab.place("packs") as place:
-        if packs:
+        upgrade(lab.connection, place.group, place.site)
+        with lab.sequencer(place, lab.path("data"), "process") as sequencer:
+            sequencer.wait_said("ready;")
+            bench = members.Bench(lab, lab.member_connection(_TRANSPORT), place)
+            sending = {
+                "bare": members.send_bare,
+                "broadcast": members.broadcast_with_room,
+                "broadcast_many": members.broadcast_many,
+            }
+            ordered = members.alternate(bench, sending, lab.plan.delivered_records, then=members.fence)
+            delivered = _LONGER * lab.plan.delivered_records
+            members.broadcast_many(bench, "filler", delivered)
+            delivering = members.alternate(bench, _DELIVERING, delivered)
+    return {"ordered": ordered, "delivering": delivering}
+
+
+def _backlog(lab: Lab, form: str, records: int, messages_each: int) -> dict[str, Any]:
+    """Return rates and costs a message of each stage. Spark's first round warms it, and is not counted."""
+    messages, usual = records * messages_each, lab.plan
+    lab.say(f"packs: a backlog of {messages:,} messages, {form}")
+    with lab.place("packs") as place:
+        if messages_each > 1:
             upgrade(lab.connection, place.group, place.site)
-        fill(lab, place, records, senders, turn)
-        with lab.sequencer(place, lab.path("data"), "process") as process:
-            ready, cpu = process.wait_said("ready;"), cpu_seconds(process.pid)
-            with DataLog(lab.connection, place.group, place.site) as log:
-                while log.state().seqno < records:
-                    assert time.monotonic() - ready < _PATIENCE_S, process.log
-                    time.sleep(0.25)
-                took, used, end = time.monotonic() - ready, sum(cpu_since(cpu, process.pid).values()), log.end()
-            process.stop()
+        _fill(lab, place, records, messages_each)
+        lab.plan = replace(usual, records=records)  # the batches follow from it
+        try:
+            for _ in range(2):
+                spark = one_round(lab, place, f"packs, {form}", formatted=messages_each > 1)
+        finally:
+            lab.plan = usual
+        process = engine.drain(lab, place, messages)
         partition = TopicPartition(place.data, 0)
         with lab.connection.admin() as admin:
             size = partition_bytes(admin, [partition])[partition]
-    return (
-        f"{senders} senders, {turn} in a turn, {'packs ' if packs else 'single'}: {records / took / 1000:.0f} k/s, "
-        f"{used / records * 1e6:.1f} µs, {size / records:.0f} bytes, {records / end:.0f} messages a record"
-    )
+    return {
+        "messages": messages,
+        "data_bytes": size / messages,
+        "process": process,
+        **{kind: _of_messages(drained, messages_each) for kind, drained in spark.items()},
+    }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.bench.packs", description=__doc__)
-    parser.add_argument("--records", type=int, default=200_000)
-    parser.add_argument("--rounds", type=int, default=2)
-    options = parser.parse_args()
-    with Lab(Plan(options.records), print) as lab:
-        lab.environment[VARIABLE] = "confluent"
-        for senders, turn in _TURNS:
-            for packs in [False, True] * options.rounds:
-                print(drain(lab, options.records, senders, turn, packs=packs), flush=True)
+def _of_messages(drained: Drained, messages_each: int) -> dict[str, float]:
+    return {"records_per_s": drained.rate * messages_each, "cpu_us": drained.own_cpu_us / messages_each}
 
 
-if __name__ == "__main__":
-    main()
+def _fill(lab: Lab, place: Place, records: int, messages_each: int) -> None:
+    """Write records of so many messages of 100 random bytes; the senders write in turn."""
+    noise, incarnation = random.Random(7).randbytes(1 << 20), time.time_ns() // 10
+    producer = lab.member_connection(_TRANSPORT).producer()
+    for record in range(records):
+        first, key = record // _SENDERS * messages_each + 1, f"{place.site}/m{record % _SENDERS}".encode()
+        starts = range(record * messages_each, (record + 1) * messages_each)
+        payloads = [noise[at : at + PAYLOAD_BYTES] for at in (start % (1 << 19) for start in starts)]
+        if messages_each == 1:
+            value, headers = payloads[0], forward_headers(incarnation, first)
+        else:
+            value, headers = encode_pack(payloads), pack_headers(incarnation, first, messages_each)
+        producer.send(place.forward, value, key, headers, 0)
+    producer.flush(timeout=_PATIENCE_S)
+    producer.close(timeout=10)

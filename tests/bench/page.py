@@ -1,4 +1,4 @@
-"""`python -m tests.bench.page`: write the figures of one run into the table of docs/performance.md.
+"""`python -m tests.bench.page`: write the figures of one run into docs/performance.md, and into the history.
 
 All figures of the page come from one JSON file, so from one command on one commit. What it lacks is not measured.
 """
@@ -7,23 +7,49 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.bench.figures import NOT_RUN, ROWS
+from tests.bench import history
+from tests.bench.figures import TABLES, WARMED
 from tests.bench.picture import draw
+from tests.bench.plan import SECTIONS
+from tests.bench.tables import NOT_MEASURED, NOT_RUN, Table
 
 PICTURE = Path(__file__).resolve().parents[2] / "docs" / "latency.svg"
 """Latency against the rate, from the same run."""
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "performance.md"
 DEFAULT_JSON = Path("abcast-data") / "bench.json"
-HEAD = "| section | what | unit | aim | measured |\n| --- | --- | --- | --- | --- |\n"
+HEADING = "\n## Figures\n"
+_WIDTH = 140
 
 
-def table(results: Mapping[str, Any]) -> str:
-    """The table with the results of a run, by section."""
-    return HEAD + "".join(f"| {' | '.join(row.cells(results))} |\n".replace("|  |", "| |") for row in ROWS)
+def figures(results: Mapping[str, Any]) -> str:
+    """Return the tables of a run, by section."""
+    return "\n\n".join(part for section in SECTIONS for part in _section(section, results))
+
+
+def _section(section: str, results: Mapping[str, Any]) -> Iterator[str]:
+    result = results.get(section, {"failed": NOT_RUN})
+    yield f"### {section.capitalize()}"
+    yield textwrap.fill(WARMED[section], _WIDTH)
+    for table in TABLES:
+        if table.section == section:
+            yield textwrap.fill(table.caption, _WIDTH)
+            yield _table(table, result)
+            if table.aims:
+                aims = "; ".join(aim.said(result) for aim in table.aims)
+                yield textwrap.fill(f"Aims: {aims}.", _WIDTH, break_on_hyphens=False)
+
+
+def _table(table: Table, result: Any) -> str:
+    rows = table.cells(result) or [(NOT_MEASURED, *[""] * (len(table.columns) - 1))]
+    right = ["---", *["---:"] * (len(table.columns) - 1)]
+    return "\n".join(
+        f"|{'|'.join(f' {cell} ' if cell else ' ' for cell in row)}|" for row in (table.columns, right, *rows)
+    )
 
 
 def filled(page: str, run: Mapping[str, Any]) -> str:
@@ -35,12 +61,9 @@ def filled(page: str, run: Mapping[str, Any]) -> str:
         "Commit": f"`{machine['commit']}`",
         "Machine": f"{machine['cores']} cores ({machine['cpu']}), {machine['memory']}, Python {machine['python']}",
     }
-    for name, value in facts.items():
-        before, _, behind = page.partition(f"\n- {name}: ")
-        page = f"{before}\n- {name}: {value}\n{behind.partition(chr(10))[2]}"
-    start = page.index(HEAD)
-    end = page.index("\n\n", start) + 1
-    return page[:start] + table(run["results"]) + page[end:]
+    before, _, old = page.partition(HEADING)
+    said = "".join(f"- {name}: {value}\n" for name, value in facts.items())
+    return f"{before}{HEADING}\n{said}\n{figures(run['results'])}\n" + old[old.index("\n## ") :]
 
 
 def main(arguments: list[str]) -> int:
@@ -53,6 +76,9 @@ def main(arguments: list[str]) -> int:
     PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), run), encoding="utf-8")
     if "failed" not in run["results"].get("rates", {"failed": NOT_RUN}):
         draw(run["results"]["rates"], PICTURE)
+    runs = history.with_run(history.load(), run)
+    history.HISTORY.write_text(json.dumps(runs, indent=2) + "\n", encoding="utf-8")
+    history.draw(runs)
     print(f"wrote {PAGE}")
     return 0
 

@@ -6,13 +6,12 @@ from dataclasses import dataclass, replace
 
 SECTIONS = (
     *("throughput", "peers", "state", "growth", "latency", "memory"),
-    *("engine", "rates", "groups", "casts", "members", "views", "relay", "agreeing", "recovery"),
+    *("engine", "rates", "groups", "casts", "members", "packs", "views", "relay", "agreeing", "recovery"),
 )
 DEFAULT_RECORDS = 1_000_000
 QUICK_RECORDS = 200_000
 KINDS = ("copy", "sequencer", "append", "ledger")
 """The measured kinds of the section about throughput."""
-ENGINES = ("spark", "process")
 _JOB_BATCH_RECORDS = 200_000  # the default of `--max-batch-records`
 _MIN_BATCHES = 5
 
@@ -38,6 +37,10 @@ class Plan:
 
     records: int
     rounds: int = 1
+    peer_records: int = 2_000_000
+    """Records of the peers, whatever `records` is: a JVM that has read fewer is cold."""
+    pack_messages: int = 100
+    """Messages in each pack of a packed backlog."""
     latency_rate: int = 1000
     latency_warm_up_s: float = 120.0  # Java compiles last what runs a few times a second: how Spark plans a batch
     latency_s: float = 30.0
@@ -57,9 +60,8 @@ class Plan:
     member_rounds: int = 3
     agreeing_records: int = 100_000
     """Messages at each of three sites. Fewer would be but a few batches of a site on Spark."""
-    agreeing_warm_up_s: float = 120.0
+    agreeing_warm_up_s: float = 75.0
     """Seconds of the warm-up with Spark."""
-    agreeing_engines: tuple[str, ...] = ENGINES
     agreeing_rate: int = 300
     """Messages a second at all sites together."""
     agreeing_s: float = 15.0
@@ -78,14 +80,14 @@ class Plan:
     growing_groups: tuple[int, ...] = (1, 10, 100)
 
     @classmethod
-    def of(cls, records: int | None, *, quick: bool, rounds: int, engines: tuple[str, ...] = ()) -> Plan:
+    def of(cls, records: int | None, *, quick: bool, rounds: int) -> Plan:
         """The plan of a command line."""
         plan = cls(records or (QUICK_RECORDS if quick else DEFAULT_RECORDS), rounds)
-        plan = replace(plan, agreeing_engines=engines or plan.agreeing_engines)
         if not quick:
             return plan
         return replace(
             plan,
+            peer_records=plan.records,
             latency_warm_up_s=30.0,
             latency_s=10.0,
             window_s=5.0,

@@ -7,7 +7,7 @@ import functools
 import shutil
 import time
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 from connectors.kafka.connection.sites import Direction, Sites, Trigger
 from connectors.kafka.topics.topics import ensure_topic
@@ -47,7 +47,16 @@ def _throughput(lab: Lab) -> list[dict[str, Any]]:
                 copy = drain_copy(lab, place, target, source)
             with lab.output(place) as target:
                 relayed = _drain(lab, kind, source, Direction(origin.site, target.site), place)
-            rows.append({"kind": kind, "copy": copy.rate, "relay": relayed.rate, "ratio": relayed.rate / copy.rate})
+            rows.append(
+                {
+                    "kind": kind,
+                    "copy": copy.rate,
+                    "relay": relayed.rate,
+                    "ratio": relayed.rate / copy.rate,
+                    "cpu_us": relayed.own_cpu_us,
+                    "copy_cpu_us": copy.own_cpu_us,
+                }
+            )
             lab.say(f"relay: {kind} {relayed.rate:,.0f} records/s, copy {copy.rate:,.0f}")
     return rows
 
@@ -72,7 +81,8 @@ def _latency(lab: Lab) -> dict[str, Any]:
         with lab.place("relay") as place, lab.output(place) as target:
             relayed = str(Topic(place.group, "relayed", target.site, place.site))
             with _relaying(lab, way, place, target):
-                latencies, behind = measure_latency(lab, place, place.forward if way == "kafka" else relayed)
+                topic, is_java = place.forward if way == "kafka" else relayed, way in get_args(Trigger)
+                latencies, behind = measure_latency(lab, place, topic, is_java=is_java)
         found[way] = {**summary(latencies), "sender_behind_ms": behind * 1000}
     return found
 

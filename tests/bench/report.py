@@ -1,28 +1,34 @@
-"""The tables on the terminal: the rows of `tests.bench.figures`, each with a verdict on its aim."""
+"""The tables of `tests.bench.figures` on the terminal, each with a verdict on its aims."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from rich import table as rich
 from rich.console import Console
-from rich.table import Table
 
-from tests.bench.figures import ROWS
+from tests.bench.figures import TABLES, WARMED
 
 
 def show(console: Console, section: str, result: Any) -> None:
-    """Print a section's table, without rows that this run did not measure."""
+    """Print a section's tables, if this run has measured them."""
     console.print()
     if isinstance(result, dict) and "failed" in result:
         console.print(f"{section}: failed: {result['failed']}", style="red")
         return
-    table = Table("what", "unit", "measured", "aim", "", title=section, title_justify="left", title_style="bold")
-    for row in ROWS:
-        if row.section == section and (measured := row.measured(result)):
-            verdict = "" if row.is_met is None else "[green]met[/]" if row.is_met(result) else "[red]missed[/]"
-            table.add_row(row.what, row.unit, "\n".join(measured), row.aim, verdict)
-    console.print(table)
+    console.print(f"[bold]{section}[/] {WARMED[section]}", highlight=False)
+    for table in TABLES:
+        if table.section != section or not (cells := table.cells(result)):
+            continue
+        console.print()
+        shown = rich.Table(*table.columns, title=table.caption, title_justify="left", title_style="")
+        for row in cells:
+            shown.add_row(*row)
+        console.print(shown)
+        for aim in table.aims:
+            style = {True: "green", False: "red", None: "dim"}[aim.is_met(result)]
+            console.print(aim.said(result), style=style, highlight=False)
 
 
 def show_machine(console: Console, machine: Mapping[str, Any]) -> None:

@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.bench.figures import NOT_MEASURED, NOT_RUN
 from tests.bench.page import DEFAULT_JSON
 from tests.bench.picture import empty_figure, save
 from tests.bench.soak import DEFAULT_OUT
+from tests.bench.tables import NOT_MEASURED, NOT_RUN
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE, PICTURE = DOCS / "scale.md", DOCS / "soak.svg"

@@ -7,6 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from connectors.kafka.log.data_log import DataLog
+from connectors.kafka.topics.upgrade import upgrade
 from tests.bench.backlog import fill
 from tests.bench.drain import Drained, drain_append, drain_copy, drain_ledger, drain_sequencer
 from tests.bench.lab import Lab, Place
@@ -20,7 +21,7 @@ def warm_up(lab: Lab) -> None:
     lab.say(f"warming up: copy, sequencer, append and ledger, {lab.plan.warm_up_records:,} records each")
     with lab.place("warm-up", _WARM_UP.partitions) as place:
         fill(lab, place, lab.plan.warm_up_records, _WARM_UP)
-        _one_round(lab, place)
+        one_round(lab, place)
 
 
 def measure(lab: Lab) -> list[dict[str, Any]]:
@@ -35,7 +36,7 @@ def _case(lab: Lab, case: Case, number: int) -> dict[str, Any]:
     with lab.place("throughput", case.partitions) as place:
         fill(lab, place, lab.plan.records, case)
         for turn in range(lab.plan.rounds):
-            for kind, drained in _one_round(lab, place, f"{say_case}, round {turn + 1}/{lab.plan.rounds}").items():
+            for kind, drained in one_round(lab, place, f"{say_case}, round {turn + 1}/{lab.plan.rounds}").items():
                 rounds[kind].append(drained)
     rates = {kind: fmean(drained.rate for drained in turns) for kind, turns in rounds.items()}
     return {
@@ -56,7 +57,9 @@ def _case(lab: Lab, case: Case, number: int) -> dict[str, Any]:
     }
 
 
-def _one_round(lab: Lab, place: Place, said: str = "") -> dict[str, Drained]:
+def one_round(lab: Lab, place: Place, said: str = "", *, formatted: bool = False) -> dict[str, Drained]:
+    """Drain the place's FORWARD by each kind in turn. `formatted`: in the newest format, so DATA may have packs."""
+
     def say(kind: str, drained: Drained) -> Drained:
         if said:
             lab.say(f"{said}: {kind} {drained.rate:,.0f} records/s in {drained.batches} batches")
@@ -65,6 +68,8 @@ def _one_round(lab: Lab, place: Place, said: str = "") -> dict[str, Drained]:
     with lab.output(place) as copied:
         round_ = {"copy": say("copy", drain_copy(lab, place, copied))}
     with lab.output(place) as output:
+        if formatted:
+            upgrade(lab.connection, output.group, output.site)
         round_["sequencer"] = say("sequencer", drain_sequencer(lab, place, output))
         round_["append"] = say("append", drain_append(lab, output))
         round_["ledger"] = say("ledger", drain_ledger(lab, output))

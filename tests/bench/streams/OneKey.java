@@ -27,7 +27,8 @@ import org.apache.kafka.streams.state.Stores;
  * number, and writes them to another topic. No membership, no takeover, no dead letters: a peer to measure beside.
  *
  * <p>Arguments: BOOTSTRAP IN OUT PARTITIONS RECORDS STATE_DIRECTORY. With RECORDS above 0 it ends after so many and
- * prints two rates (records/s): from its start, and from the first record, to the last. With 0 it goes on.
+ * prints two rates (records/s), from its start and over the second half of them, and the CPU time of its process a
+ * record of that half (µs). With 0 it goes on.
  */
 public class OneKey {
   static final AtomicLong SEEN = new AtomicLong();
@@ -110,16 +111,26 @@ public class OneKey {
     Runtime.getRuntime().addShutdownHook(new Thread(() -> streams.close(Duration.ofSeconds(20))));
     long started = System.nanoTime();
     streams.start();
-    long first = 0;
-    while (records == 0 || SEEN.get() < records) {
-      if (first == 0 && SEEN.get() > 0) {
-        first = System.nanoTime();
-        System.out.println("first record");
+    long seen = 0;
+    long warm = 0;
+    long middle = started;
+    long used = 0;
+    while (records == 0 || (seen = SEEN.get()) < records) {
+      if (warm == 0 && records > 0 && seen >= records / 2) {
+        warm = seen;
+        middle = System.nanoTime();
+        used = cpu();
       }
       Thread.sleep(1);
     }
     long last = System.nanoTime();
-    System.out.printf("rates %.0f %.0f%n", records / ((last - started) / 1e9), records / ((last - first) / 1e9));
+    long later = seen - warm;
+    System.out.printf("rates %.0f %.0f %.1f%n",
+        seen / ((last - started) / 1e9), later / ((last - middle) / 1e9), (cpu() - used) / 1e3 / later);
     System.exit(0);
+  }
+
+  static long cpu() {
+    return ProcessHandle.current().info().totalCpuDuration().orElseThrow().toNanos();
   }
 }
