@@ -90,6 +90,12 @@ def resident_mib(root: int) -> Usage:
     return resident
 
 
+def proportional_mib(child: Child) -> float:
+    """Return the memory of a child and all that it started. A page that several of them share counts once."""
+    rollups = [(_PROC / str(pid) / "smaps_rollup").read_text() for pid in child.session()]
+    return sum(int(line.split()[1]) for text in rollups for line in text.splitlines() if line.startswith("Pss:")) / 1024
+
+
 class MemorySampler:
     """Watches the resident memory of a process tree, ten times a second. A context manager.
 
@@ -177,7 +183,7 @@ class Child:
         """Send SIGKILL to the whole session, the JVM first, as it writes; return the moment of the first."""
         killed_at = time.monotonic()
         # Again until nothing is left: something may be forked in between.
-        while left := list(self._session()):
+        while left := list(self.session()):
             for pid in sorted(left, key=lambda pid: "java" not in _command(pid).split(" ")[0]):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -185,5 +191,11 @@ class Child:
         self.popen.wait()
         return killed_at
 
-    def _session(self) -> Iterator[int]:
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to all of its processes."""
+        for pid in self.session():
+            os.kill(pid, number)
+
+    def session(self) -> Iterator[int]:
+        """Return the processes of its session, itself included."""
         return (pid for pid, fields in _all().items() if int(fields[3]) == self.pid)

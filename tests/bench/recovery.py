@@ -55,7 +55,7 @@ class _Seen:
     epoch: int
 
 
-class _Observer:
+class Observer:
     """A member that delivers all the time, in a thread, and notes when."""
 
     def __init__(self, lab: Lab, place: Place, from_seqno: int) -> None:
@@ -89,6 +89,7 @@ class _Observer:
         return self.seen[-1] if newest else next(one for one in list(self.seen) if one.epoch > epoch)
 
     def close(self) -> None:
+        """End its member and its thread."""
         self._member.close()
         self._thread.join(10)
 
@@ -136,7 +137,7 @@ class _Supervisor:
 
 
 @contextlib.contextmanager
-def _under_load(lab: Lab, place: Place, from_seqno: int) -> Iterator[_Observer]:
+def under_load(lab: Lab, place: Place, from_seqno: int) -> Iterator[Observer]:
     """A member broadcasts at the plan's rate, another delivers."""
     payload = b"x" * PAYLOAD_BYTES
     with contextlib.ExitStack() as cleanup:
@@ -145,7 +146,7 @@ def _under_load(lab: Lab, place: Place, from_seqno: int) -> Iterator[_Observer]:
         cleanup.callback(_close_sender, sender)
         pace = Pace(lambda: sender.broadcast(payload), lab.plan.latency_rate)
         cleanup.callback(pace.halt)
-        observer = _Observer(lab, place, from_seqno)
+        observer = Observer(lab, place, from_seqno)
         cleanup.callback(observer.close)
         yield observer
 
@@ -161,7 +162,7 @@ def kills(lab: Lab, engine: str = "spark") -> dict[str, Any]:
     with lab.place("kill") as place, contextlib.ExitStack() as cleanup:
         supervisor = _Supervisor(lab, place, engine)
         cleanup.callback(supervisor.close)
-        observer = cleanup.enter_context(_under_load(lab, place, from_seqno=1))
+        observer = cleanup.enter_context(under_load(lab, place, from_seqno=1))
         lab.say(f"recovery: starting `abcast sequence --engine {engine}` under a supervisor")
         supervisor.child.wait_said("ready;")
         for turn in range(lab.plan.kills):
@@ -175,7 +176,7 @@ def kills(lab: Lab, engine: str = "spark") -> dict[str, Any]:
     return {"median_s": median(taken), "max_s": max(taken), "rounds": rows}
 
 
-def _timeline(child: Child, observer: _Observer, epoch: int, since: float) -> dict[str, Any]:
+def _timeline(child: Child, observer: Observer, epoch: int, since: float) -> dict[str, Any]:
     """Seconds since `since`: the process started, the epoch began (so Spark was up), it was ready, it delivered."""
     began = child.wait_said("begins after seqno")
     ready = child.wait_said("ready;")
@@ -204,7 +205,7 @@ def _lost_checkpoint(lab: Lab, history: int) -> dict[str, Any]:
             state = log.state()
         shutil.rmtree(data, ignore_errors=True)
         # The members are there before, and know where DATA ends: only the sequencer has to find out.
-        observer = cleanup.enter_context(_under_load(lab, place, from_seqno=state.seqno + 1))
+        observer = cleanup.enter_context(under_load(lab, place, from_seqno=state.seqno + 1))
         time.sleep(_SETTLE_S)
         with lab.sequencer(place, data) as child:
             row = _timeline(child, observer, state.epoch, child.started_at)
