@@ -245,7 +245,7 @@ class _Lookout:
         return newest_epochs({group: epochs for group, epochs in known.items() if is_asked(epochs, self._since_ms)})
 
     def epochs(self, finder: TopicFinder) -> Mapping[str, Epochs]:
-        """Return EPOCH of each group that answers at once."""
+        """Return EPOCH of each group that answers."""
         try:
             return epochs_of_groups(self._connection, groups_at(finder.find(), self._site), self._site)
         except (AbcastError, KafkaError):

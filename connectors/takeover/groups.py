@@ -17,8 +17,10 @@ from ordering.base.errors import AbcastError
 from ordering.base.names import Topic
 from ordering.sequencer.state import SequencerState
 
+_FIRST_ANSWER_S = 5.0
+"""The longest wait for the first answer. A busy machine takes seconds to open connections."""
 _ANSWER_S = 0.5
-"""The time without any answer after which the remaining groups are skipped."""
+"""The time without a further answer after which the remaining groups are skipped."""
 
 
 def groups_at(topics: Iterable[Topic], site: str) -> list[str]:
@@ -47,7 +49,7 @@ def positions_of(states: Iterable[SequencerState]) -> dict[TopicPartition, int]:
 
 
 def epochs_of_groups(connection: Connection, groups: Iterable[str], site: str) -> dict[str, Epochs]:
-    """Return the content of EPOCH of each group that answers at once."""
+    """Return the content of EPOCH of each group that answers about as soon as the others."""
 
     def read(group: str, consumer: Consumer) -> Epochs:
         return DataLog(connection, group, site, consumer).epochs.read()
@@ -57,7 +59,7 @@ def epochs_of_groups(connection: Connection, groups: Iterable[str], site: str) -
     try:
         for group in groups:
             asking.ask(group, functools.partial(read, group))
-        while answers := asking.answers(_ANSWER_S):
+        while answers := asking.answers(_ANSWER_S if found else _FIRST_ANSWER_S):
             found |= {group: answer for group, answer in answers.items() if not isinstance(answer, AbcastError)}
     finally:  # closing would wait for questions that are still open
         threading.Thread(target=asking.close, name="abcast-closing", daemon=True).start()

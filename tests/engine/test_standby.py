@@ -27,7 +27,7 @@ from connectors.engine.writing import WriteFailed
 from connectors.kafka.codec.codec import forward_headers
 from connectors.kafka.codec.epochs import Claim
 from connectors.kafka.log.beats import Beats
-from connectors.kafka.log.data_log import DataLog
+from connectors.kafka.log.data_log import DataLog, consumer_of_logs
 from connectors.kafka.log.sign_of_life import (
     BEAT_S,
     SIGN_EVERY_S,
@@ -37,6 +37,7 @@ from connectors.kafka.log.sign_of_life import (
     commit_sign,
     read_signs,
 )
+from connectors.takeover import groups
 from connectors.takeover.takeover import take_over
 from connectors.testing.memory_kafka import MemoryConnection
 from jobs.terminal.engine_option import TAKEOVER_AFTER_S
@@ -468,6 +469,17 @@ def test_a_standby_that_cannot_sign_takes_over(
     with started_job(kafka, 0.5):
         send(kafka, 2)
     assert caplog.text.count("sees this process: the topic is gone.") == 1
+
+
+def test_a_busy_machine_may_take_its_time_to_answer(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One whose connections took more than half a second never took over, and heard no request."""
+
+    def late(connection: MemoryConnection) -> Any:
+        time.sleep(2 * groups._ANSWER_S)
+        return consumer_of_logs(connection)
+
+    monkeypatch.setattr("connectors.kafka.groups.side_by_side.consumer_of_logs", late)
+    assert groups.epochs_of_groups(kafka, ["g"], SITE).keys() == {"g"}
 
 
 def test_a_standby_without_groups_can_be_stopped() -> None:
