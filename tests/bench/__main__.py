@@ -138,6 +138,7 @@ def _measure(lab: Lab, chosen: list[str], results: dict[str, Any], out: Path, en
         rates,
         recovery,
         relay,
+        standby,
         throughput,
         views,
     )
@@ -159,6 +160,7 @@ def _measure(lab: Lab, chosen: list[str], results: dict[str, Any], out: Path, en
         "relay": relay.measure,
         "agreeing": agreeing.measure,
         "recovery": recovery.measure,
+        "standby": standby.measure,
     }
     code = 0
     if _ON_THE_SHARED_SESSION.intersection(chosen):

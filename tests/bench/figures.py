@@ -15,6 +15,7 @@ from typing import Any
 
 from ordering.casts.casts import TOTAL
 from tests.bench.plan import Case
+from tests.bench.standby import HANDED_OVER, KILLED
 from tests.bench.tables import Cell, Table, at_least, at_most
 
 Rows = Iterable[tuple[Cell, ...]]
@@ -42,6 +43,10 @@ MIN_AGREED_TO_HUB = 0.5
 MAX_AGREED_P50_TO_HUB = {"micro-batch": 6, "real-time": 6, "process": 4}
 MIN_PLAIN = 10
 MAX_KILL_S, MAX_LOST_CHECKPOINT_S = 15, 30
+MAX_FIRST_S, MAX_LIGHT_MIB = 3, 350
+MAX_SILENT_S = {"spark": 3, "process": 2}
+"""By engine: the most seconds from a kill -9 to the next delivery, with a standby on its host."""
+MAX_HANDOVER_S = 1
 
 WARMED = {
     "throughput": "One Spark session has drained a backlog with each kind before. No rate has the first batch of its "
@@ -68,6 +73,8 @@ WARMED = {
     "agreeing": "Sites and relays on Spark have 75 s of 300 messages/s before anything is measured, those of the "
     "process engine 3 s.",
     "recovery": "Nothing is warm: each process is new, and so is the bare session.",
+    "standby": "Each start, and each sequencer and its standby, are new: they have 5 s of 1,000 messages/s, and Spark "
+    "has its start before.",
 }
 """The warm-up of both sides, by section."""
 
@@ -213,6 +220,17 @@ def _recovery(result: Any) -> Rows:
     called += [(f"checkpoint lost after {row['history']:,} messages", row) for row in result["lost_checkpoints"]]
     for name, row in called:
         yield name, row["epoch_began_s"], row["ready_s"], row["next_delivery_s"]
+
+
+def _standby(result: Any) -> Rows:
+    for engine, rows in result["silent_s"].items():
+        for way in dict.fromkeys(row["way"] for row in rows):
+            silences = [row["s"] for row in rows if row["way"] == way]
+            yield engine, way, median(silences), max(silences)
+
+
+def _silent(way: str, *engines: str) -> Values:
+    return lambda result: [row["s"] for each in engines for row in result["silent_s"][each] if row["way"] == way]
 
 
 TABLES = (
@@ -481,6 +499,27 @@ TABLES = (
                 MAX_LOST_CHECKPOINT_S,
                 lambda r: [row["next_delivery_s"] for row in r["lost_checkpoints"]],
             ),
+        ),
+    ),
+    Table(
+        "standby",
+        "`abcast run --engine process`: from its start to the order of a message that waits; memory of its processes.",
+        ("start", "first message, s", "memory, MiB"),
+        lambda r: [(turn, row["ordered_s"], row["mib"]) for turn, row in enumerate(r["starts"], 1)],
+        (
+            at_most("first message, s", MAX_FIRST_S, lambda r: [row["ordered_s"] for row in r["starts"]]),
+            at_most("memory, MiB", MAX_LIGHT_MIB, lambda r: [row["mib"] for row in r["starts"]]),
+        ),
+    ),
+    Table(
+        "standby",
+        "A sequencer with a standby on its host, at 1,000/s: from its end to the next delivery, or the longest silence "
+        "in a handover.",
+        ("engine", "the sequencer is", "median, s", "longest, s"),
+        _standby,
+        (
+            *(at_most(f"{each}: killed", limit, _silent(KILLED, each)) for each, limit in MAX_SILENT_S.items()),
+            at_most("handed over", MAX_HANDOVER_S, _silent(HANDED_OVER, *MAX_SILENT_S)),
         ),
     ),
 )

@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from statistics import geometric_mean
+from statistics import geometric_mean, median
 from typing import Any, NamedTuple
 
 from tests.bench.figures import ratios_to_hub
 from tests.bench.picture import empty_figure, save
+from tests.bench.standby import KILLED
 from tests.bench.tables import Results, figure, unless_missing
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -52,6 +53,10 @@ def _isis(relays: str) -> Callable[[Results], float]:
     return of
 
 
+def _beside_a_standby(results: Results) -> float:
+    return 1000 * float(median(row["s"] for row in results["standby"]["silent_s"]["spark"] if row["way"] == KILLED))
+
+
 RATIOS = {
     "sequencer to copy": Ratio(True, lambda r: geometric_mean(each["sequencer_to_copy"] for each in r["throughput"])),
     "ledger to append": Ratio(True, lambda r: geometric_mean(each["ledger_to_append"] for each in r["throughput"])),
@@ -66,6 +71,7 @@ RATIOS = {
     "isis to hub, process engine, p50": Ratio(False, _isis("process")),
     "isis to hub, Spark, p50": Ratio(False, _isis("real-time")),
     "kill -9 on Spark, ms": Ratio(False, lambda r: 1000 * r["recovery"]["kills"]["median_s"]),
+    "the same beside a standby, ms": Ratio(False, _beside_a_standby),
 }
 """The main ratios, by name."""
 

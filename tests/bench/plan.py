@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 SECTIONS = (
     *("throughput", "peers", "state", "growth", "latency", "memory"),
-    *("engine", "rates", "groups", "casts", "members", "packs", "views", "relay", "agreeing", "recovery"),
+    *("engine", "rates", "groups", "casts", "members", "packs", "views", "relay", "agreeing", "recovery", "standby"),
 )
 DEFAULT_RECORDS = 1_000_000
 QUICK_RECORDS = 200_000

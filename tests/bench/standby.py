@@ -11,8 +11,8 @@ from typing import Any
 
 from connectors import Member
 from tests.bench.lab import ABCAST, Lab, Place
-from tests.bench.plan import ENGINES
 from tests.bench.processes import Child, proportional_mib
+from tests.bench.rates import ENGINES
 from tests.bench.recovery import Observer, under_load
 
 KILLED, SUSPENDED, HANDED_OVER = "killed", "suspended", "handed over"
