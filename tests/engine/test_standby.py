@@ -472,7 +472,7 @@ def test_a_standby_that_cannot_sign_takes_over(
 
 
 def test_a_busy_machine_may_take_its_time_to_answer(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One whose connections took more than half a second never took over, and heard no request."""
+    """A standby whose connections took more than half a second never took over."""
 
     def late(connection: MemoryConnection) -> Any:
         time.sleep(2 * groups._ANSWER_S)
