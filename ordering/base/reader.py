@@ -12,15 +12,16 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, NamedTuple
 
 from ordering.base.canonical import UNREADABLE, canonical_json
 from ordering.base.errors import ProtocolViolation
 from ordering.base.kinds import WITHOUT_SEQNO
 from ordering.base.records import Data
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 _WITHOUT_SEQNO = frozenset(WITHOUT_SEQNO)
 
@@ -138,6 +139,8 @@ class Reader:
         An unbroken run of rows with one seqno each needs no Python per row; only the rows after a break are walked.
         `count`: None if each row takes one seqno.
         """
+        import numpy as np  # here: commands that read no columns start without it
+
         last_of_each = seqno if count is None else seqno + count - 1
         in_force = np.maximum.accumulate(np.maximum(epoch, self.epoch)) if len(epoch) else epoch
         candidate = (epoch >= in_force) & ~is_control & (last_of_each > self.last_seqno)

@@ -18,10 +18,7 @@ import functools
 import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from typing import NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, NamedTuple
 
 from ordering.base.canonical import UNREADABLE, canonical_json
 from ordering.base.kinds import ACROSS
@@ -40,8 +37,12 @@ from ordering.base.records import (
     Source,
 )
 
-Ints = NDArray[np.int64]
-Mask = NDArray[np.bool_]
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
+    Mask = NDArray[np.bool_]
 
 
 class LinkRow(NamedTuple):
@@ -127,6 +128,8 @@ class LinkTable:
 
         `origin` indexes `origins`, the distinct sites of the senders.
         """
+        import numpy as np  # here, as in `Reader.accept_columns`
+
         new = np.zeros(len(link.seqno), np.bool_)
         row = self.rows.get(neighbour)
         if row is None:

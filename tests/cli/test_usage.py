@@ -52,13 +52,16 @@ def test_no_command_is_explained_by_half_a_sentence(group: str, monkeypatch: pyt
 
 
 def test_what_is_not_loaded() -> None:
-    """`--help` and `import Member` answer at once because neither loads Spark, Delta or pandas; help not even Kafka."""
+    """`--help` and `import Member` answer at once because neither loads Spark, Delta or pandas; help not even Kafka
+    or numpy.
+    """
     code = """
 import sys
-import ordering.sequencer.sequencer, ordering.checker.checker
 from jobs.cli import command
 command()
-print([name for name in ("pyspark", "delta", "deltalake", "pandas", "pyarrow", "kafka") if name in sys.modules])
+heavy = ("pyspark", "delta", "deltalake", "pandas", "pyarrow", "kafka", "numpy")
+print([name for name in heavy if name in sys.modules])
+import ordering.sequencer.sequencer, ordering.checker.checker
 from connectors import Member
 print([name for name in ("pyspark", "delta", "deltalake", "pandas", "pyarrow") if name in sys.modules])
 """
