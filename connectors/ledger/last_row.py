@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Collection, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,7 +16,7 @@ from connectors.kafka.log.same_log import Fit, LedgerRow, fit
 from connectors.kafka.transport import Consumer
 from connectors.ledger.delta_files import LedgerOutdated, dataset_of
 from connectors.ledger.row import GROUP
-from connectors.ledger.table_state import open_table, read_rows, read_table_state
+from connectors.ledger.table_state import TableState, open_table, read_rows, read_table_state
 from connectors.storage.location import Location
 from ordering.base.errors import AbcastError, HistoryChanged, HistoryUnavailable
 from ordering.sequencer.state import SequencerState
@@ -29,7 +30,7 @@ _COLUMNS = ("seqno", "epoch", "sender", "incarnation", "local_seqno", "data_offs
 
 
 class LedgerEnd:
-    """The last rows of a ledger, as they were at the first question. Thread-safe.
+    """The last rows of a ledger, as they were at the first question, or behind `look_again`. Thread-safe.
 
     A table of 0.1.0 tells nothing until its ledger job has renamed a column: a sequencer does not wait for that.
     """
@@ -39,16 +40,31 @@ class LedgerEnd:
         self.path = path
         self._opening = threading.Lock()
         self._rows: Dataset | None = None
-        self._last_seqno = None if last_seqno is None else dict(last_seqno)
+        self._state = None if last_seqno is None else TableState(last_seqno)
+        self._looked_at = float("-inf")
 
     def last_seqno(self, group: str) -> int:
         """Return the group's last seqno; 0 without rows. Raises LedgerDamaged, LedgerUnreadable."""
         with self._opening:
-            if self._last_seqno is None:
-                self._last_seqno = {}
+            if self._state is None:
+                self._state = TableState()
                 with contextlib.suppress(LedgerOutdated):
-                    self._last_seqno.update(read_table_state(self.path).last_seqno)
-            return self._last_seqno.get(group, 0)
+                    self._state = read_table_state(self.path)
+            return self._state.last_seqno.get(group, 0)
+
+    def look_again(self) -> None:
+        """Look whether others have committed since. One look serves all threads that ask before it begins.
+
+        Raises StoreUnreachable, EnvironmentProblem.
+        """
+        asked_at = time.monotonic()
+        with self._opening:
+            if self._looked_at > asked_at:
+                return
+            self._looked_at = time.monotonic()
+            newest = None if self._state is None else self._state.newest
+            if newest is None or not newest.is_newest(self.path):
+                self._state = self._rows = None
 
     def row(self, group: str, seqno: int) -> LedgerRow | None:
         """Return the newest row up to that seqno, if possible one with a sender; None without rows.

@@ -1,9 +1,12 @@
-"""The reading of a group's DATA and EPOCH before a claim, and the checks of them. Nothing is written here."""
+"""The reading of a group's DATA and EPOCH before a claim, and the checks of them. Nothing is written here.
+
+What others know of DATA is asked before DATA is read, which then has it: here, and once more behind the seal.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from connectors.kafka.connection.backlog import find_backlog
@@ -30,7 +33,7 @@ class Survey(NamedTuple):
     `ends`, `horizon`: the results of `horizon`. `last`: the last record below `end`, unless only markers are near.
     `server`: the process that seems to serve the group; "" for none. `format`: the group's format from here on.
     `changed`: partitions of FORWARD that are not the logs from which DATA was made. `told`: the end of EPOCH that DATA
-    was compared with.
+    was compared with. `in_ledger`: the last seqno in the ledger then.
     """
 
     data: DataLog
@@ -43,6 +46,7 @@ class Survey(NamedTuple):
     last: StoredRecord | None = None
     changed: Collection[Partition] = ()
     told: int = 0
+    in_ledger: int = 0
 
 
 class Signed(NamedTuple):
@@ -53,6 +57,17 @@ class Signed(NamedTuple):
 
 
 UNSIGNED = Signed()
+
+
+class _Told(NamedTuple):
+    """What others know of DATA: offsets that it reached, each with its source in words; a seqno that it had.
+
+    `noted`, `in_ledger`: by notes in EPOCH, and by the ledger.
+    """
+
+    reach: Sequence[tuple[int, str]]
+    noted: int
+    in_ledger: int
 
 
 def survey(
@@ -73,20 +88,11 @@ def survey(
             f"the home, {data.epochs.topic} was recreated, or a broker has lost all of it. In a hub, `abcast site "
             f"promote {data.topic.site}` makes it the home again. Otherwise go on in a new group."
         )
-    epochs = data.epochs.read()
-    told = epochs.below
-    reach = [(claim.floor, "a claim says") for claim in epochs.claims]
-    reach += [(note.offset, "a note says") for note in epochs.notes]
-    reach += [(signed.end, "its sequencer's last sign of life says")]
-    noted = max((note.seqno for note in epochs.notes), default=0)  # before DATA is read, which then has it
-    in_ledger = 0 if ledger is None else ledger.last_seqno(group)  # before DATA, which then has it, too
-    end = data.end(max(reach)[0])
-    check_reach(data, end, reach)
+    told = _ask(data, signed, ledger)
+    below = data.epochs.known.below
+    end = _reached_end(data, told)
     state = find_state(data, end)
-    if noted > state.seqno:
-        raise lost(data, f"no longer has seqno {noted}, which a note in {data.epochs.topic} tells")
-    if ledger is not None and in_ledger > state.seqno:
-        _check_ledger(data, ledger)
+    _check_seqnos(data, state, told, ledger)
     newest = data.epochs.read().highest_epoch  # read behind DATA, so it has each claim that DATA knows
     # Without its claim, a fenced sequencer's snapshot may hide an epoch of DATA.
     known, who = max((state.epoch, str(data.topic)), (signed.epoch, "the last sign of life"))
@@ -98,7 +104,51 @@ def survey(
         )
     _check_agreement(data, agreement)
     _check_size(state)
-    return Survey(data, state, end, format=_format(data, state), told=told)
+    return Survey(data, state, end, format=_format(data, state), told=below, in_ledger=told.in_ledger)
+
+
+def check_sealed(
+    found: Survey, state: SequencerState, end: int, epoch: int, signed: Signed, ledger: Ledger | None
+) -> None:
+    """Check that nobody knows of more than `state`, which DATA told before the seal of `epoch`, which ends at `end`.
+
+    `signed` was read behind the seal. A ledger that has not grown since the survey tells nothing new. Raises
+    HistoryChanged, HistoryUnavailable, BrokerUnreachable; Fenced if a newer sequencer has claimed, which may have told
+    of more.
+    """
+    data = found.data
+    if ledger is not None:
+        ledger.look_again()
+    told = _ask(data, signed, ledger)
+    if data.epochs.known.newest_epoch > epoch:
+        fencing.check_not_fenced(data, epoch)
+    _reached_end(data, told, end)
+    _check_seqnos(data, state, told, ledger if told.in_ledger > found.in_ledger else None)
+
+
+def _ask(data: DataLog, signed: Signed, ledger: Ledger | None) -> _Told:
+    """Ask others what they know of DATA; EPOCH last, which has the claim of each sequencer that told them."""
+    in_ledger = 0 if ledger is None else ledger.last_seqno(data.topic.group)
+    epochs = data.epochs.read()
+    reach = [(claim.floor, "a claim says") for claim in epochs.claims]
+    reach += [(note.offset, "a note says") for note in epochs.notes]
+    reach += [(signed.end, "its sequencer's last sign of life says")]
+    return _Told(reach, max((note.seqno for note in epochs.notes), default=0), in_ledger)
+
+
+def _reached_end(data: DataLog, told: _Told, known: int = 0) -> int:
+    """Return the end of DATA, which reaches `known` and all offsets that others know. Raises HistoryChanged."""
+    end = data.end(max(known, max(told.reach)[0]))
+    check_reach(data, end, told.reach)
+    return end
+
+
+def _check_seqnos(data: DataLog, state: SequencerState, told: _Told, ledger: Ledger | None) -> None:
+    """Check that the state has all seqnos that others know. Raises HistoryChanged."""
+    if told.noted > state.seqno:
+        raise lost(data, f"no longer has seqno {told.noted}, which a note in {data.epochs.topic} tells")
+    if ledger is not None and told.in_ledger > state.seqno:
+        _check_ledger(data, ledger)
 
 
 def _format(data: DataLog, state: SequencerState) -> int:

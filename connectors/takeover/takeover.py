@@ -6,18 +6,21 @@ There is one way to start. It trusts no lock and no checkpoint, only DATA:
    the state. Faults of the group are found here, before anything is written: a start that can't go on must not fence
    another sequencer. So a sequencer that does not know the group's format (`ordering.base.formats`) stops here.
 2. Append the end of DATA (the *floor*) to the EPOCH topic: the claim. Its offset plus one is the new epoch, so no other
-   sequencer has it. If others wrote to EPOCH between survey and claim, survey again: their notes and the last sign of
-   life may tell of records that DATA has lost since. A sequencer that still runs writes only DATA (`docs/limits.md`).
+   sequencer has it. If others wrote to EPOCH between survey and claim, survey again: a seal would hide the loss of a
+   record from those who tell offsets.
 3. Append the seal to DATA: an empty epoch record. From here on every reader ignores further records of lower epochs.
-4. Read DATA from the end of the last survey up to the seal, and bring the state up to date.
+4. Read DATA from the end of the last survey up to the seal, and bring the state up to date. Then ask EPOCH, the signs
+   of life and the ledger again: a sequencer that ran until the seal may have told them of records that DATA lost
+   before it. What they tell now is from before the seal, or from a newer sequencer, whose claim EPOCH then has.
 5. Append the state as the epoch's opening snapshot, append a note of the seal's offset to EPOCH, and go on.
 
-Invariant: the state from which a sequencer goes on holds everything effective before its seal, and all that EPOCH tells
-before its claim; nothing effective of a lower epoch can follow. So numbers are never reassigned, even if another
-sequencer still runs. A crash after any step leaves an epoch number without a seal, a seal without decisions, or an
-opening snapshot that is true at its offset. The next start does the same again. If DATA loses its end between two
-steps, the next record is not behind the one before, or the last record of a survey is no longer there. Then the
-takeover ends, and notes what DATA had: no later start goes on from less (`connectors.takeover.survey`).
+Invariant: the state from which a sequencer goes on holds everything effective before its seal, and each seqno that
+EPOCH or the ledger had when the seal was written; nothing effective of a lower epoch can follow. So numbers are never
+reassigned, even if another sequencer still runs. A crash after any step leaves an epoch number without a seal, a seal
+without decisions, or an opening snapshot that is true at its offset. The next start does the same again. If DATA loses
+its end between two steps, the next record is not behind the one before, the last record of a survey is no longer there,
+or somebody knows of more. Then the takeover ends, and notes what the survey found. Nothing was decided, and those who
+know of more tell the next start before its claim: no later start goes on from less (`connectors.takeover.survey`).
 
 A sequencer sees a newer one by its claim, and another home by its move, and then leaves the group. The order does not
 depend on that: if the sequencer sleeps through the claim, its records are stale for every reader. It takes the group
@@ -52,7 +55,7 @@ from connectors.kafka.log.stored_record import StoredRecord
 from connectors.kafka.transport import Consumer, Producer
 from connectors.takeover import fencing
 from connectors.takeover.same_forward import changed_inputs, from_the_beginning, newest_records
-from connectors.takeover.survey import Signed, Survey, horizon, of_these, survey
+from connectors.takeover.survey import Signed, Survey, check_sealed, horizon, of_these, survey
 from ordering.base.errors import AbcastError, BrokerUnreachable, HistoryChanged, HistoryUnavailable, ProtocolViolation
 from ordering.base.names import Role, Topic
 from ordering.base.reader import Seal, with_seal
@@ -143,6 +146,7 @@ class Takeover:
         self._results: dict[str, SequencerState | AbcastError] = {}
         self._is_closed = threading.Event()
         self._producer = by.connection.producer()
+        self._metadata = by.connection.metadata_client()
         self._signs = self._read_signs(self._groups)
         self._surveys = SideBySide[Survey](by.connection)
         self._claims = SideBySide[SequencerState](by.connection)
@@ -184,6 +188,7 @@ class Takeover:
         self._producer.abandon()
         self._surveys.close()
         self._claims.close()
+        self._metadata.close()
 
     def _take_surveys(self, timeout_s: float) -> None:
         answers = self._surveys.answers(timeout_s)
@@ -229,7 +234,7 @@ class Takeover:
 
     def _read_signs(self, groups: Iterable[str]) -> Signs:
         with contextlib.suppress(AbcastError, KafkaError):
-            return read_signs(self._by.connection, groups, self._by.site)
+            return read_signs(self._by.connection, groups, self._by.site, metadata=self._metadata)
         return Signs({}, {}, {})
 
     def _look_at(self, group: str, consumer: Consumer) -> Survey:
@@ -242,9 +247,7 @@ class Takeover:
 
     def _survey(self, data: DataLog, consumer: Consumer, signs: Signs) -> Survey:
         by, group = self._by, data.topic.group
-        sign = signs.of_groups.get(group)
-        signed = Signed(signs.reached.get(group, 0), sign.epoch if sign is not None else 0)
-        found = survey(data, by.claimed, by.agreement, signed, by.ledger)
+        found = survey(data, by.claimed, by.agreement, _signed(signs, group), by.ledger)
         ends, ahead = horizon(by.connection, consumer, self._groups[group], found.state)
         newest = newest_records(data, found.end)
         changed, last = changed_inputs(data, consumer, self._groups[group], newest), next(reversed(newest), None)
@@ -302,10 +305,16 @@ class Takeover:
             return newest
 
         try:
-            return _claim(found, self._producer, self._by, survey_again)
+            return _claim(found, self._producer, self._by, survey_again, self._ask_again)
         except HistoryChanged:
             self._note(newest)
             raise
+
+    def _ask_again(self, found: Survey, state: SequencerState, end: int) -> None:
+        """Check that nobody knows of more than DATA had before the seal, which ends at `end`. Raises HistoryChanged."""
+        group = found.data.topic.group
+        signed = _signed(self._read_signs([group]), group)
+        check_sealed(found, state, end, self._by.claimed[group], signed, self._by.ledger)
 
     def _note(self, found: Survey) -> None:
         """Note what DATA had: the seal of the start that failed may hide the loss from the next one."""
@@ -314,7 +323,18 @@ class Takeover:
             _append(found.data, self._producer, found.data.epochs.topic, note)
 
 
-def _claim(found: Survey, producer: Producer, by: Claimer, survey_again: Callable[[], Survey]) -> SequencerState:
+def _signed(signs: Signs, group: str) -> Signed:
+    sign = signs.of_groups.get(group)
+    return Signed(signs.reached.get(group, 0), sign.epoch if sign is not None else 0)
+
+
+def _claim(
+    found: Survey,
+    producer: Producer,
+    by: Claimer,
+    survey_again: Callable[[], Survey],
+    ask_again: Callable[[Survey, SequencerState, int], None],
+) -> SequencerState:
     """Claim, seal, read the rest, open the epoch. Return the state to go on from."""
     data, claimed = found.data, by.claimed
     group = data.topic.group
@@ -342,6 +362,7 @@ def _claim(found: Survey, producer: Producer, by: Claimer, survey_again: Callabl
         raise ProtocolViolation(
             f"{data.topic} has epoch {before.epoch} before the seal of {epoch}: find out which program writes there."
         )
+    ask_again(found, before, sealed_at + 1)
     seals = with_seal(before.seals, Seal(epoch, before.seqno + 1))
     of_format = max(found.format, before.format)  # another sequencer may have upgraded the group since the survey
     state = replace(before, epoch=epoch, seals=seals, unsnapped=0, format=of_format)

@@ -7,6 +7,7 @@ import random
 import threading
 from collections.abc import Iterator
 from contextlib import closing, nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,8 +26,8 @@ from connectors.engine.job import Sequencers
 from connectors.engine.loop import Loop
 from connectors.engine.sequencing import Sequencing
 from connectors.engine.writing import WriteFailed
-from connectors.kafka.codec.codec import encode_data, forward_headers
-from connectors.kafka.codec.epochs import encode_claim
+from connectors.kafka.codec.codec import decode_data, encode_data, forward_headers
+from connectors.kafka.codec.epochs import Note, encode_claim, encode_note
 from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.log.same_log import Fit, LedgerRow, fit
 from connectors.ledger.last_row import LedgerEnd, other_history, start_after
@@ -72,7 +73,7 @@ def write_ledger(kafka: MemoryConnection, path: Path) -> LedgerEnd:
     log = kafka.topics.partitions[TopicPartition(DATA, 0)]
     times = pa.array([log[row["data_offset"]].timestamp * 1000 for row in rows], pa.timestamp("us", "UTC"))
     table = pa.Table.from_pylist(rows, schema=SCHEMA).append_column("sequenced_at", times)
-    write_deltalake(path, table, partition_by=["group_name"])
+    write_deltalake(path, table, mode="overwrite", partition_by=["group_name"])
     return LedgerEnd(path)
 
 
@@ -224,6 +225,45 @@ def test_a_cut_behind_the_second_survey_is_noted(kafka: MemoryConnection, monkey
     for _ in range(2):
         with pytest.raises(HistoryChanged, match="lost its end"):
             take_over(kafka, "g", SITE)
+
+
+@pytest.mark.parametrize("witness", ["the ledger has", "last sign of life says", "a note says"])
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_a_sequencer_that_runs_orders_before_the_seal(
+    kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, witness: str, is_cut: bool
+) -> None:
+    """It orders behind the claim, and others see it. DATA may lose just that before the seal."""
+    order(kafka, 3)
+    by, place = Claimer(kafka, SITE, ledger=write_ledger(kafka, tmp_path / "ledger")), TopicPartition(DATA, 0)
+    messages = iter([1, 2])
+
+    def order_before(*given: Any) -> Any:
+        last = kafka.topics.partitions[place][-1]
+        before = decode_data(last.key, last.value, last.headers)
+        for more in messages:
+            one = replace(before, seqno=before.seqno + more, local_seqno=before.local_seqno + more)
+            kafka.topics.append(place, *encode_data(one))
+        if "ledger" in witness:
+            write_ledger(kafka, tmp_path / "ledger")
+        elif "sign" in witness:
+            with closing(GroupMaintenance(kafka, SITE, {"g": 1}, "process")) as maintenance:
+                maintenance.take({"g": [FORWARD]})
+                maintenance.sign({}, 0.0)
+        else:
+            kafka.topics.append(TopicPartition(EPOCH, 0), None, *encode_note(Note(length(kafka), 1, 5)))
+        if is_cut:
+            kafka.topics.truncate(DATA, length(kafka) - 2)
+        return seal(*given)
+
+    monkeypatch.setattr(takeover, "seal", order_before)
+    if is_cut:
+        with pytest.raises(HistoryChanged, match=witness):
+            take_over_groups(by, {"g": [FORWARD]})
+        monkeypatch.undo()
+        with pytest.raises(HistoryChanged, match=witness):  # a later start, before its claim
+            take_over_groups(Claimer(kafka, SITE, ledger=LedgerEnd(tmp_path / "ledger")), {"g": [FORWARD]})
+    else:
+        assert take_over_groups(by, {"g": [FORWARD]})["g"].seqno == 5
 
 
 def test_a_sequencer_that_runs_finds_out(kafka: MemoryConnection) -> None:
@@ -427,6 +467,9 @@ class Rows:
             if reader.judge(data) is Verdict.TAKE:
                 row = LedgerRow(0, data.epoch, data.sender, data.incarnation, data.local_seqno, offset, at_ms)
                 self.rows |= {n: row._replace(seqno=n) for n in range(data.seqno, data.seqno + data.count)}
+
+    def look_again(self) -> None:
+        """Nothing is read before a question."""
 
     def last_seqno(self, _group: str) -> int:
         return max(self.rows, default=0)

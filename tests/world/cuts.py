@@ -27,6 +27,8 @@ from kafka.structs import TopicPartition
 
 from connectors.kafka.codec.codec import decode_data
 from connectors.kafka.codec.epochs import Note, StrayClaim, decode
+from connectors.kafka.log.same_log import LedgerRow
+from connectors.kafka.log.sign_of_life import group_id
 from ordering.base.errors import AbcastError, HistoryChanged, HistoryUnavailable
 from ordering.base.names import ROLES, Address, Topic
 from ordering.base.packs import unpacked
@@ -106,6 +108,8 @@ class CutsWorld(GroupWorld):
         """Whether DATA has lost anything since the group was made; whether any log has, ever."""
         self.effective: dict[int, tuple[Data, int, int]] = {}
         """DATA's decisions by their last seqno, each with its offset and time, dropped ones included."""
+        self.at_seal: dict[int, tuple[int, int, list[LedgerRow]]] = {}
+        """By epoch: the damages before its seal, and what a sign of life (the end of DATA) and the ledger told then."""
         super().__init__(what, mutation)
         self._begin_group()
 
@@ -133,8 +137,13 @@ class CutsWorld(GroupWorld):
     def _noted(self, place: TopicPartition, *record: Any) -> Any:
         before = self.known[-1].seqno
         stored = super()._noted(place, *record)
-        if place == DATA and self.known[-1].seqno != before:
-            for each in unpacked(decode_data(stored.key, stored.value, stored.headers)):
+        data = decode_data(stored.key, stored.value, stored.headers) if place == DATA else None
+        if data is not None and data.kind == EPOCH and not data.payload:
+            rows = [] if self.ledger is None else self.ledger.rows.copy()
+            signed = self.kafka.topics.committed.get((group_id(SITE), DATA))
+            self.at_seal[data.epoch] = self.damage, 0 if signed is None else signed.offset, rows
+        if data is not None and self.known[-1].seqno != before:
+            for each in unpacked(data):
                 self.effective[each.seqno + each.count - 1] = each, stored.offset, stored.timestamp
         return stored
 
@@ -144,9 +153,15 @@ class CutsWorld(GroupWorld):
         return known._replace(epoch=0, seals=tuple(seals))
 
     def check_takeover(self, job: GroupJob, state: SequencerState) -> None:
-        """Check that the job gives no seqno again that its start could know, by EPOCH below its claim or the ledger."""
+        """Check that the job gives no seqno again that its start could know: by EPOCH, the ledger, signs of life."""
         self._check_told(job, state)
-        for row in self.ledger.told.get(job.process.name, ()) if self.ledger is not None else ():
+        damage, signed_end, rows = self.at_seal[state.epoch]
+        if damage != self.damage:  # others may have looked only then
+            return
+        if signed_end > (end := len(self.kafka.log(*DATA).records)):
+            self.blame(GIVEN_AGAIN, f"{job.process.name} has started at {end}, and a sign of life told {signed_end}.")
+        is_another = self.ledger is None or self.ledger.rows[: len(rows)] != rows
+        for row in () if is_another else rows:
             there = self.effective.get(row.seqno)
             if row.seqno > state.seqno or (there is not None and not row.is_of(there[0])):
                 self.blame(GIVEN_AGAIN, f"{job.process.name} has started, and the ledger has {row}.")
@@ -286,6 +301,7 @@ class CutsWorld(GroupWorld):
             self._lose_unread_forward,
             self._outgrow,
             self._overtake,
+            self._order_before_a_seal,
         )
         if self.is_damaged:
             self.make_group_anew()
@@ -333,6 +349,20 @@ class CutsWorld(GroupWorld):
         end = len(self.kafka.log(*DATA).records)
         self._kill(0)
         self._work(1)
+        self.truncate(DATA, end)
+        self._kill(0)
+        self._step(1, 40)
+
+    def _order_before_a_seal(self) -> None:
+        """A job orders between another one's survey and seal. DATA loses just that, and others have seen it."""
+        self._work(1)
+        self._start(1)
+        self._writing(1, 1)
+        end = len(self.kafka.log(*DATA).records)
+        self._work(self.dice.randint(1, 4))
+        if self.ledger is not None and self.dice.random() < 0.5:
+            with suppress(HistoryUnavailable):
+                self.ledger.catch_up()
         self.truncate(DATA, end)
         self._kill(0)
         self._step(1, 40)

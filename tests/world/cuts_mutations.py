@@ -85,6 +85,12 @@ MUTATIONS = (
         (("connectors.takeover.takeover.Takeover._survey_again", as_surveyed_first),),
     ),
     Mutation(
+        "no-second-look",
+        "A takeover does not ask again behind its seal what others know",
+        GIVEN_AGAIN,
+        (("connectors.takeover.takeover.check_sealed", nothing),),
+    ),
+    Mutation(
         "no-watchdog",
         "A running sequencer does not check its logs",
         (DIVERGENT, LOST, WRONG_STATE),

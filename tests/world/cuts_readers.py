@@ -72,8 +72,6 @@ class LedgerOfCuts(Doubter):
     def __init__(self, world: CutsWorld) -> None:
         super().__init__(world, "the ledger")
         self.rows: list[LedgerRow] = []
-        self.told: dict[str, list[LedgerRow]] = {}
-        """Rows, by the job that was told them when it started."""
 
     def resume(self, seqno: int | None = None) -> None:
         self.rows = []
@@ -92,9 +90,11 @@ class LedgerOfCuts(Doubter):
 
     # What ships asks.
 
+    def look_again(self) -> None:
+        """Do nothing: each answer is new."""
+
     def last_seqno(self, _: str) -> int:
         """Return the last seqno; 0 without rows."""
-        self.told[self.world.actors.actor] = self.rows.copy()
         return self.rows[-1].seqno if self.rows else 0
 
     def row(self, _: str, seqno: int) -> LedgerRow | None:

@@ -5,7 +5,7 @@ Each job of such a world is a process of its own, whose end the others on the ho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from connectors.engine import standby
@@ -63,9 +63,9 @@ class Handovers:
                     handovers.check(self._logs[GROUP].epochs.known)
                 return seen
 
-        def claim(found: Survey, producer: Producer, by: Claimer, survey_again: Callable[[], Survey]) -> SequencerState:
+        def claim(found: Survey, producer: Producer, by: Claimer, *looks: Any) -> SequencerState:
             newest, own = world.newest_epoch(), by.claimed.get(GROUP, 0)
-            state = claims(found, producer, by, survey_again)
+            state = claims(found, producer, by, *looks)
             asked = handovers._epochs.pop(world.actors.actor, newest)
             if newest > max(asked, own):
                 world.blame(UNASKED, f"{world.actors.actor} replaces epoch {newest}, asked to replace {asked}.")

@@ -53,7 +53,10 @@ class LedgerRow(NamedTuple):
 
 
 class Ledger(Protocol):
-    """A ledger's rows, by group."""
+    """A ledger's rows, by group, as they were at the first question."""
+
+    def look_again(self) -> None:
+        """Answer from now on with the rows of now, or of later. May raise AbcastError."""
 
     def last_seqno(self, group: str) -> int:
         """Return the last seqno in the group's rows; 0 without rows. May raise AbcastError."""
