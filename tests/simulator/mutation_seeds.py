@@ -1,7 +1,7 @@
 """The seed in which each mutation was found last. Its test begins with that one.
 
-    python -m tests.simulator.mutation_seeds             # all worlds
-    python -m tests.simulator.mutation_seeds hub casts   # these
+    python -m tests.simulator.mutation_seeds                        # all worlds
+    python -m tests.simulator.mutation_seeds hub casts/torn-state   # these
 
 If a world changes, so does what its seeds draw. Its tests then try more seeds, until this has run again.
 """
@@ -18,7 +18,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
 from tests.simulator.mutation import Mutation
-from tests.simulator.simulations import SIMULATIONS, Simulation
+from tests.simulator.simulations import SIMULATIONS, Simulation, chosen
 
 FILE = Path(__file__).with_suffix(".json")
 
@@ -49,14 +49,13 @@ def _find(world: str, name: str, known: Mapping[str, int]) -> int | None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulator.mutation_seeds", description=__doc__)
-    parser.add_argument("worlds", nargs="*", choices=[[], *SIMULATIONS], help="the worlds (default: all)")
+    parser.add_argument("names", nargs="*", help="worlds and mutations (default: all)")
     options = parser.parse_args()
     known, missed = read(), False
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         looking = {
-            pool.submit(_find, world, mutation.name, known): key(SIMULATIONS[world], mutation)
-            for world in options.worlds or SIMULATIONS
-            for mutation in SIMULATIONS[world].mutations
+            pool.submit(_find, world.name, mutation.name, known): key(world, mutation)
+            for world, mutation in chosen(options.names)
         }
         for found in as_completed(looking):
             name, seed = looking[found], found.result()

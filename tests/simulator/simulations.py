@@ -132,3 +132,16 @@ SIMULATIONS: Mapping[str, Simulation] = {
         ),
     )
 }
+
+
+def chosen(names: Sequence[str]) -> list[tuple[Simulation, Mutation]]:
+    """Return mutations by names, such as `hub` for a world or `hub/no-fence`; all without names. Raise KeyError."""
+    every = [(each, mutation) for each in SIMULATIONS.values() for mutation in each.mutations]
+    known = {name for each, mutation in every for name in (each.name, f"{each.name}/{mutation.name}")}
+    if unknown := set(names) - known:
+        raise KeyError(*sorted(unknown))
+    return [
+        (each, mutation)
+        for each, mutation in every
+        if not names or each.name in names or f"{each.name}/{mutation.name}" in names
+    ]

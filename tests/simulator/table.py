@@ -1,9 +1,9 @@
 """Count the seeds that it takes to find each mutation, for the table of docs/proofs.md.
 
-    python -m tests.simulator.table                 # all worlds
-    python -m tests.simulator.table hub isis-sites  # these
+    python -m tests.simulator.table                       # all worlds
+    python -m tests.simulator.table hub casts/torn-state  # these
 
-A row is written as soon as it is measured, so an ended run is gone on with by world. Seconds are CPU time.
+A row is written as soon as it is measured, so an ended run is gone on with by name. Seconds are CPU time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from tests.simulator.mutation import Mutation
 from tests.simulator.mutation_seeds import key, read
-from tests.simulator.simulations import SIMULATIONS, Simulation
+from tests.simulator.simulations import SIMULATIONS, Simulation, chosen
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "proofs.md"
 STARTS = (0, 10_000, 20_000)
@@ -96,14 +96,13 @@ def write_rows(new: Mapping[tuple[str, str], str]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulator.table", description=__doc__)
-    parser.add_argument("worlds", nargs="*", choices=[[], *SIMULATIONS], help="the worlds (default: all)")
+    parser.add_argument("names", nargs="*", help="worlds and mutations (default: all)")
     options = parser.parse_args()
     logging.disable(logging.WARNING)  # of what ships, and is broken here on purpose
-    for name in options.worlds or SIMULATIONS:
-        for mutation in SIMULATIONS[name].mutations:
-            figures = measure(SIMULATIONS[name], mutation).figures(read().get(key(SIMULATIONS[name], mutation)))
-            print(row(SIMULATIONS[name], mutation, figures), flush=True)
-            write_rows({(name, mutation.name): figures})
+    for world, mutation in chosen(options.names):
+        figures = measure(world, mutation).figures(read().get(key(world, mutation)))
+        print(row(world, mutation, figures), flush=True)
+        write_rows({(world.name, mutation.name): figures})
     return 0
 
 
