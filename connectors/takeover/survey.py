@@ -60,9 +60,9 @@ UNSIGNED = Signed()
 
 
 class _Told(NamedTuple):
-    """What others know of DATA: offsets that it reached, each with its source in words; a seqno that it had.
+    """Facts about DATA that others know. `reach`: offsets that it reached, each with its source in words.
 
-    `noted`, `in_ledger`: by notes in EPOCH, and by the ledger.
+    `noted`, `in_ledger`: seqnos that it had, by notes in EPOCH and by the ledger.
     """
 
     reach: Sequence[tuple[int, str]]

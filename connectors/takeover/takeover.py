@@ -6,8 +6,8 @@ There is one way to start. It trusts no lock and no checkpoint, only DATA:
    the state. Faults of the group are found here, before anything is written: a start that can't go on must not fence
    another sequencer. So a sequencer that does not know the group's format (`ordering.base.formats`) stops here.
 2. Append the end of DATA (the *floor*) to the EPOCH topic: the claim. Its offset plus one is the new epoch, so no other
-   sequencer has it. If others wrote to EPOCH between survey and claim, survey again: a seal would hide the loss of a
-   record from those who tell offsets.
+   sequencer has it. If others wrote to EPOCH between survey and claim, survey again: where others tell an offset, a
+   seal would hide the loss of a record.
 3. Append the seal to DATA: an empty epoch record. From here on every reader ignores further records of lower epochs.
 4. Read DATA from the end of the last survey up to the seal, and bring the state up to date. Then ask EPOCH, the signs
    of life and the ledger again: a sequencer that ran until the seal may have told them of records that DATA lost
@@ -19,8 +19,8 @@ EPOCH or the ledger had when the seal was written; nothing effective of a lower 
 reassigned, even if another sequencer still runs. A crash after any step leaves an epoch number without a seal, a seal
 without decisions, or an opening snapshot that is true at its offset. The next start does the same again. If DATA loses
 its end between two steps, the next record is not behind the one before, the last record of a survey is no longer there,
-or somebody knows of more. Then the takeover ends, and notes what the survey found. Nothing was decided, and those who
-know of more tell the next start before its claim: no later start goes on from less (`connectors.takeover.survey`).
+or others know of more. Then the takeover ends, and notes what the survey found. Nothing was decided, and the others
+tell the next start before its claim: no later start goes on from less (`connectors.takeover.survey`).
 
 A sequencer sees a newer one by its claim, and another home by its move, and then leaves the group. The order does not
 depend on that: if the sequencer sleeps through the claim, its records are stale for every reader. It takes the group

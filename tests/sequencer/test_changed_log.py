@@ -232,7 +232,7 @@ def test_a_cut_behind_the_second_survey_is_noted(kafka: MemoryConnection, monkey
 def test_a_sequencer_that_runs_orders_before_the_seal(
     kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, witness: str, is_cut: bool
 ) -> None:
-    """It orders behind the claim, and others see it. DATA may lose just that before the seal."""
+    """Its records are behind the claim, and others see them. DATA may lose just these before the seal."""
     order(kafka, 3)
     by, place = Claimer(kafka, SITE, ledger=write_ledger(kafka, tmp_path / "ledger")), TopicPartition(DATA, 0)
     messages = iter([1, 2])
@@ -469,7 +469,7 @@ class Rows:
                 self.rows |= {n: row._replace(seqno=n) for n in range(data.seqno, data.seqno + data.count)}
 
     def look_again(self) -> None:
-        """Nothing is read before a question."""
+        """Read nothing: each answer is new."""
 
     def last_seqno(self, _group: str) -> int:
         return max(self.rows, default=0)
