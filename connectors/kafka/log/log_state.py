@@ -55,16 +55,11 @@ def state_at(log: StoredRecords, end: int) -> SequencerState:
     beginning = log.beginning()
     epochs = log.epochs.read()  # after both: no seal below `end` lacks its claim, no purge up to `beginning` its note
     tail: list[StoredRecord] = []
-    undecided: list[StoredRecord] = []
-    for start, below in windows_back(beginning, end, _FIRST_WINDOW):
-        before, told = _window(log, start, below)
-        tail = [*before, *tail]
-        records, undecided = [*before, *undecided], []
-        for snapshot, is_certain in _in_force(records, epochs, told, is_first=start == beginning):
-            if is_certain:
-                since = (stored.data for stored in tail if stored.offset >= snapshot.offset)
-                return absorb(SequencerState(log.topic.group), since)
-            undecided.insert(0, snapshot)
+    for window, snapshot in _look_back(log, beginning, end, epochs):
+        tail[:0] = window
+        if snapshot is not None:
+            since = (stored.data for stored in tail if stored.offset >= snapshot.offset)
+            return absorb(SequencerState(log.topic.group), since)
     if beginning > 0:
         if (known := _from_base(log, end)) is not None:  # from the time when the log was a copy
             return known
@@ -84,26 +79,29 @@ def state_at(log: StoredRecords, end: int) -> SequencerState:
 
 def snapshot_below(log: StoredRecords, end: int, seqno: int) -> Snapshot | None:
     """Return the last snapshot in force below offset `end` that counts no seqno above `seqno`; None without one."""
-    epochs, beginning = log.epochs.read(), log.beginning()
-    undecided: list[StoredRecord] = []
-    for start, below in windows_back(beginning, end, _FIRST_WINDOW):
-        before, told = _window(log, start, below)
-        records, undecided = [*before, *undecided], []
-        for stored, is_certain in _in_force(records, epochs, told, is_first=start == beginning):
-            if not is_certain:
-                undecided.insert(0, stored)
-            elif (state := SequencerState.from_bytes(stored.data.payload)).seqno <= seqno:
-                return Snapshot(stored.offset, state)
+    for _, stored in _look_back(log, log.beginning(), end, log.epochs.read()):
+        if stored is not None and (state := SequencerState.from_bytes(stored.data.payload)).seqno <= seqno:
+            return Snapshot(stored.offset, state)
     return None
 
 
-def _window(log: StoredRecords, start: int, below: int) -> tuple[list[StoredRecord], SeqnoAtOffset | None]:
-    """Return the records from `start` to `below`, and the first mark among them."""
-    told, records = None, list[StoredRecord]()
-    for stored in log.records(start, below):
-        told = told or first_told([(stored.offset, stored.data)])
-        records.append(_without_payload(stored))
-    return records, told
+def _look_back(
+    log: StoredRecords, beginning: int, end: int, epochs: Epochs
+) -> Iterator[tuple[list[StoredRecord], StoredRecord | None]]:
+    """Yield the windows below `end`, the last one first, and behind each its snapshots in force, one by one."""
+    undecided: list[StoredRecord] = []
+    for start, below in windows_back(beginning, end, _FIRST_WINDOW):
+        told, window = None, list[StoredRecord]()
+        for stored in log.records(start, below):
+            told = told or first_told([(stored.offset, stored.data)])
+            window.append(_without_payload(stored))
+        yield window, None
+        records, undecided = [*window, *undecided], []
+        for snapshot, is_certain in _in_force(records, epochs, told, is_first=start == beginning):
+            if is_certain:
+                yield [], snapshot
+            else:
+                undecided.insert(0, snapshot)
 
 
 def _in_force(
