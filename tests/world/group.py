@@ -23,14 +23,16 @@ from kafka.structs import TopicPartition
 
 from connectors.kafka.codec.codec import decode_data, decode_forward
 from connectors.kafka.codec.epochs import Claim, StrayClaim, decode
+from connectors.kafka.codec.headers import highest_incarnation
 from connectors.kafka.log import log_state
 from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.topics.data_purge import purge_data
 from connectors.kafka.topics.purge import purge_group
 from connectors.kafka.topics.senders import forget_senders, known_senders
 from connectors.kafka.topics.upgrade import upgrade
+from connectors.kafka.transport.partitioner import partition_of
 from connectors.testing.memory_topics import WRITES
-from ordering.base.errors import AbcastError, BrokerUnreachable, Fenced, KafkaRefused
+from ordering.base.errors import AbcastError, BrokerUnreachable, Fenced, KafkaRefused, UsageError
 from ordering.base.names import Address
 from ordering.base.packs import MAX_PACK_MESSAGES, unpacked
 from ordering.base.reader import Reader, Seal, Verdict, with_seal
@@ -230,7 +232,17 @@ class GroupWorld(World[_Site]):
 
     def judge(self, who: str, error: AbcastError) -> None:
         """Blame an error that no retry mends."""
-        self.blame(STUCK, f"{who}: {type(error).__name__}: {error}")
+        if not self._is_of_a_clock(error):
+            self.blame(STUCK, f"{who}: {type(error).__name__}: {error}")
+
+    def _is_of_a_clock(self, error: AbcastError) -> bool:
+        """Whether the error refuses a member whose last incarnation is too far ahead of its broker's clock now."""
+        for address, row in self.known[-1].received.items() if isinstance(error, UsageError) else ():
+            if str(error).startswith(f"{address} has sent while the clocks"):
+                number = partition_of(address.encode(), len(self.kafka.topics.numbers(FORWARD.topic)))
+                skew_ms = self.kafka.log(FORWARD.topic, number).skew_ms
+                return row.incarnation > highest_incarnation(self.actors.now_ms + skew_ms)
+        return False
 
     # Members and their network
 

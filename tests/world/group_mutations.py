@@ -270,6 +270,7 @@ def whatever_the_version(table: Table, _version: int, rows: Sequence[Data]) -> b
 _NEXT_ACCEPTED = "ordering.sequencer.sequencer.next_accepted"
 _STEP = "connectors.client.incarnation.driver.step"
 _CLAIM = "connectors.takeover.takeover._claim"
+_NUMBERS = "connectors.client.memory.incarnation_numbers.IncarnationNumbers"
 _IS_THERE = "connectors.engine.writing.WrittenBatch.is_there"
 _HAS_OWN_BEFORE = "connectors.kafka.log.log_state._has_own_before"
 
@@ -414,6 +415,12 @@ MUTATIONS = (
         "The sequencer takes all incarnations of a member for one",
         LOST,
         ((_NEXT_ACCEPTED, any_incarnation),),
+    ),
+    Mutation(
+        "clock-for-wrong",
+        "A member takes the clock of each earlier incarnation of its name for wrong",
+        STUCK,
+        ((f"{_NUMBERS}.is_of_a_wrong_clock", lambda _, incarnation: incarnation > 0),),
     ),
     Mutation(
         "life-from-anywhere",
