@@ -6,6 +6,7 @@ All figures of the page come from one JSON file, so from one command on one comm
 from __future__ import annotations
 
 import json
+import re
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping
@@ -24,6 +25,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "performance.md"
 DEFAULT_JSON = Path("abcast-data") / "bench.json"
 HEADING = "\n## Figures\n"
 _WIDTH = 140
+_NUMBER = re.compile(r"[\d,.]*")
 
 
 def figures(results: Mapping[str, Any]) -> str:
@@ -40,13 +42,12 @@ def _section(section: str, results: Mapping[str, Any]) -> Iterator[str]:
             yield textwrap.fill(table.caption, _WIDTH)
             yield _table(table, result)
             if table.aims:
-                aims = "; ".join(aim.said(result) for aim in table.aims)
-                yield textwrap.fill(f"Aims: {aims}.", _WIDTH, break_on_hyphens=False)
+                yield "\n".join(f"- Aim: {aim.said(result)}" for aim in table.aims)
 
 
 def _table(table: Table, result: Any) -> str:
     rows = table.cells(result) or [(NOT_MEASURED, *[""] * (len(table.columns) - 1))]
-    right = ["---", *["---:"] * (len(table.columns) - 1)]
+    right = ["---:" if all(_NUMBER.fullmatch(cell) for cell in column) else "---" for column in zip(*rows, strict=True)]
     return "\n".join(
         f"|{'|'.join(f' {cell} ' if cell else ' ' for cell in row)}|" for row in (table.columns, right, *rows)
     )
