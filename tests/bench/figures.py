@@ -7,19 +7,11 @@ message, without the broker's (µs).
 
 from __future__ import annotations
 
-import functools
-import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
 from statistics import median
-from typing import Any
 
-from ordering.casts.casts import TOTAL
-from tests.bench.plan import Case
+from tests.bench import rows
 from tests.bench.standby import HANDED_OVER, KILLED
-from tests.bench.tables import Cell, Table, at_least, at_most
-
-Rows = Iterable[tuple[Cell, ...]]
-Values = Callable[[Any], Iterable[Any]]
+from tests.bench.tables import Table, at_least, at_most
 
 MIN_SEQUENCER_TO_COPY, MIN_LEDGER_TO_APPEND = 0.6, 0.7
 MIN_TO_STREAMS = 1.0
@@ -79,160 +71,6 @@ WARMED = {
 """The warm-up of both sides, by section."""
 
 
-def _k(row: Mapping[str, Any]) -> float:
-    return float(row["records_per_s"] / 1000)
-
-
-def _at(*path: str) -> Values:
-    return lambda result: [functools.reduce(operator.getitem, path, result)]
-
-
-def _rate_at(*path: str) -> Values:
-    return lambda result: [_k(row) for row in _at(*path)(result)]
-
-
-def _own(cpu: Mapping[str, float]) -> float:
-    """Return the CPU of all parts but the broker."""
-    return sum(used for part, used in cpu.items() if part != "broker")
-
-
-def _p(row: Mapping[str, Any]) -> tuple[float, float]:
-    return row["p50_ms"], row["p99_ms"]
-
-
-def _throughput(cases: Any) -> Rows:
-    for case in cases:
-        named = str(Case(case["payload_bytes"], case["senders"], case["partitions"]))
-        cells: list[Cell] = [named]
-        for base, kind in (("copy", "sequencer"), ("append", "ledger")):
-            both = _k(case[base]), _k(case[kind])
-            cells += [*both, case[f"{kind}_to_{base}"], _own(case[kind]["cpu_us_per_record"])]
-        yield tuple(cells)
-
-
-def _batch(result: Any) -> Rows:
-    copy, sequencer = (result[kind]["batch_ms"] for kind in ("copy", "sequencer"))
-    for name in sequencer:
-        yield (
-            name if name == "records" else f"{name}, ms",
-            *(float(each[name]) if name in each else "" for each in (copy, sequencer)),
-        )
-
-
-def _engine(result: Any) -> Rows:
-    for transport, row in result.items():
-        kills = [each["next_delivery_s"] for each in row["kills"]["rounds"]]
-        drain = row["drain"]
-        yield transport, *_p(row["latency"]), _k(drain), drain["cpu_us"], drain["peak_mib"], median(kills), max(kills)
-
-
-def _groups(result: Any) -> Rows:
-    called = {"process": "process engine", "local": "Spark here", "two workers": "Spark on two workers"}
-    for row in result:
-        many = row["many"]
-        cores = _own(many["cpu"])
-        yield called[row["where"]], row["parallelism"], many["ready_s"], *_p(many), cores, _k(row["hot"])
-
-
-def _p50_of_casts(transport: str) -> Values:
-    return lambda result: [row["p50_ms"] for order, row in result[transport]["orders"].items() if order != TOTAL]
-
-
-def _members(result: Any) -> Rows:
-    called = {"sending": "send", "ordered": "until all is ordered", "delivering": "deliver"}
-    for transport, measured in result["transports"].items():
-        for kind, rows in measured.items():
-            for name, row in rows.items():
-                yield transport, called[kind], name, _k(row), row["to_bare"], row["cpu_us_per_record"]
-
-
-def _of_members(kind: str, name: str, value: str = "to_bare") -> Values:
-    return lambda result: [measured[kind][name][value] for measured in result["transports"].values()]
-
-
-def _packed_members(result: Any) -> Rows:
-    for kind, called in (("ordered", "until all is ordered"), ("delivering", "deliver")):
-        for name, row in result[kind].items():
-            yield called, name, _k(row), row["cpu_us_per_record"]
-
-
-_STAGES = {
-    "copy": "copy of FORWARD, Spark",
-    "sequencer": "sequencer, Spark",
-    "process": "sequencer, process engine",
-    "append": "append of DATA, Spark",
-    "ledger": "ledger, Spark",
-}
-
-
-def _packed_backlogs(result: Any) -> Rows:
-    single, packs = (result["backlogs"][form] for form in ("single", "packs"))
-    for stage, called in _STAGES.items():
-        one, many = single[stage], packs[stage]
-        ratio = many["records_per_s"] / one["records_per_s"]
-        yield called, _k(one), _k(many), ratio, one["cpu_us"], many["cpu_us"]
-
-
-def _packed(stage: str, to: tuple[str, str]) -> Values:
-    """Return the rate of a stage with packs, beside that of another form and stage."""
-    form, base = to
-    return lambda result: [
-        result["backlogs"]["packs"][stage]["records_per_s"] / result["backlogs"][form][base]["records_per_s"]
-    ]
-
-
-def ratios_to_hub(row: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) -> tuple[float, float]:
-    """Return throughput and p50, each in relation to a hub with the same relays."""
-    hub = next(each for each in rows if each["mode"] == "hub" and each["relays"] == row["relays"])
-    return row["ordered_per_s"] / hub["ordered_per_s"], row["p50_ms"] / hub["p50_ms"]
-
-
-def _agreeing(result: Any) -> Rows:
-    for row in result["sites"]:
-        ratios = ratios_to_hub(row, result["sites"])
-        yield _relays(row), row["mode"], row["ordered_per_s"] / 1000, *_p(row), *ratios, row["cpu_us_per_message"]
-
-
-def _relays(row: Mapping[str, Any]) -> str:
-    return "process engine" if row["relays"] == "process" else f"Spark, {row['relays']}"
-
-
-def _isis(number: int, *relays: str) -> Values:
-    """Return the ratio to the hub of that number, of isis with these relays."""
-
-    def of(result: Any) -> Iterator[float]:
-        for row in result["sites"]:
-            if row["mode"] == "isis" and row["relays"] in relays:
-                yield ratios_to_hub(row, result["sites"])[number]
-
-    return of
-
-
-def _costs(result: Any) -> Rows:
-    for row in result["sites"]:
-        if row["mode"] == "isis":
-            yield _relays(row), row["costs"]["entries"], row["costs"]["entry_bytes"], row["costs"]["hops"] or ""
-
-
-def _recovery(result: Any) -> Rows:
-    yield "start of a bare Spark session", "", "", result["spark_start_s"]
-    called = [(f"kill -9, turn {turn}", row) for turn, row in enumerate(result["kills"]["rounds"], 1)]
-    called += [(f"checkpoint lost after {row['history']:,} messages", row) for row in result["lost_checkpoints"]]
-    for name, row in called:
-        yield name, row["epoch_began_s"], row["ready_s"], row["next_delivery_s"]
-
-
-def _standby(result: Any) -> Rows:
-    for engine, rows in result["silent_s"].items():
-        for way in dict.fromkeys(row["way"] for row in rows):
-            silences = [row["s"] for row in rows if row["way"] == way]
-            yield engine, way, median(silences), max(silences)
-
-
-def _silent(way: str, *engines: str) -> Values:
-    return lambda result: [row["s"] for each in engines for row in result["silent_s"][each] if row["way"] == way]
-
-
 TABLES = (
     Table(
         "throughput",
@@ -241,7 +79,7 @@ TABLES = (
             *("backlog", "copy, k/s", "sequencer, k/s", "ratio", "its CPU, µs"),
             *("append, k/s", "ledger, k/s", "ratio", "its CPU, µs"),
         ),
-        _throughput,
+        rows.throughput,
         (
             at_least("sequencer to copy", MIN_SEQUENCER_TO_COPY, lambda r: [each["sequencer_to_copy"] for each in r]),
             at_least("ledger to append", MIN_LEDGER_TO_APPEND, lambda r: [each["ledger_to_append"] for each in r]),
@@ -252,25 +90,28 @@ TABLES = (
         "A backlog of 100 B, 4 senders, 4 partitions.",
         ("program", "k/s", "with its start, k/s", "CPU, µs"),
         lambda r: [
-            (called, _k(r[name]), r[name]["whole_records_per_s"] / 1000, r[name]["cpu_us"])
+            (called, rows.thousands(r[name]), r[name]["whole_records_per_s"] / 1000, r[name]["cpu_us"])
             for name, called in (
                 *(("copy", "copy, Spark"), ("sequencer", "sequencer, Spark")),
                 ("streams", "Kafka Streams, exactly once"),
             )
         ],
-        (at_least("sequencer to Kafka Streams", MIN_TO_STREAMS, _at("sequencer_to_streams")),),
+        (at_least("sequencer to Kafka Streams", MIN_TO_STREAMS, rows.values_at("sequencer_to_streams")),),
     ),
     Table(
         "peers",
         "Kafka Streams at 1,000/s, from FORWARD to its output.",
         ("program", "p50, ms", "p99, ms"),
-        lambda r: [("Kafka Streams, exactly once", *_p(r["latency"]))],
+        lambda r: [("Kafka Streams, exactly once", *rows.percentiles(r["latency"]))],
     ),
     Table(
         "state",
         "The sequencer's state, compressed: it grows with senders only.",
         ("senders", "state, bytes", "backlog, k/s", "CPU, µs"),
-        lambda r: [(each["senders"], each["state_bytes"], _k(each), _own(each["cpu_us_per_record"])) for each in r],
+        lambda r: [
+            (each["senders"], each["state_bytes"], rows.thousands(each), rows.own_cpu(each["cpu_us_per_record"]))
+            for each in r
+        ],
     ),
     Table(
         "growth",
@@ -278,22 +119,22 @@ TABLES = (
         ("with", "size", "copy, k/s", "sequencer, k/s", "ratio", "its CPU, µs"),
         lambda r: [
             (name, row["size"], row["copy"] / 1000, row["sequencer"] / 1000, row["ratio"], row["cpu_us_per_record"])
-            for name, rows in r.items()
-            for row in rows
+            for name, all_ in r.items()
+            for row in all_
         ],
     ),
     Table(
         "latency",
         "On Spark at 1,000/s, from FORWARD to DATA.",
         ("query", "p50, ms", "p99, ms"),
-        lambda r: [(kind, *_p(r[kind])) for kind in ("copy", "sequencer")],
-        (at_most("p50 to the copy's", MAX_LATENCY_RATIO, _at("p50_ratio")),),
+        lambda r: [(kind, *rows.percentiles(r[kind])) for kind in ("copy", "sequencer")],
+        (at_most("p50 to the copy's", MAX_LATENCY_RATIO, rows.values_at("p50_ratio")),),
     ),
     Table(
         "latency",
         "A batch there, median. State, Python and the state's commit are parts of the run.",
         ("part", "copy", "sequencer"),
-        _batch,
+        rows.batch,
     ),
     Table(
         "memory",
@@ -303,7 +144,7 @@ TABLES = (
             ("all", r["peak_mib"]),
             *((part, r["peak_parts_mib"][part]) for part in ("jvm", "worker", "driver")),
         ],
-        (at_most("all, MiB", MAX_MEMORY_MIB, _at("peak_mib")),),
+        (at_most("all, MiB", MAX_MEMORY_MIB, rows.values_at("peak_mib")),),
     ),
     Table(
         "engine",
@@ -313,15 +154,15 @@ TABLES = (
             *("library", "p50, ms", "p99, ms", "backlog, k/s", "CPU, µs", "memory, MiB"),
             *("kill, median, s", "kill, longest, s"),
         ),
-        _engine,
+        rows.engine,
         (
             *(
                 aim
                 for name, (p50, p99, rate) in ENGINE_AIMS.items()
                 for aim in (
-                    at_most(f"{name}: p50", p50, _at(name, "latency", "p50_ms")),
-                    at_most(f"{name}: p99", p99, _at(name, "latency", "p99_ms")),
-                    at_least(f"{name}: backlog", rate, _rate_at(name, "drain")),
+                    at_most(f"{name}: p50", p50, rows.values_at(name, "latency", "p50_ms")),
+                    at_most(f"{name}: p99", p99, rows.values_at(name, "latency", "p99_ms")),
+                    at_least(f"{name}: backlog", rate, rows.rates_at(name, "drain")),
                 )
             ),
             at_most("memory", MAX_ENGINE_MIB, lambda r: [row["drain"]["peak_mib"] for row in r.values()]),
@@ -332,7 +173,7 @@ TABLES = (
         "rates",
         "From `broadcast` to `deliveries` in another process, with confluent-kafka.",
         ("engine", "messages/s", "p50, ms", "p99, ms"),
-        lambda r: [(engine, row["per_s"], *_p(row)) for engine, rows in r.items() for row in rows],
+        lambda r: [(engine, row["per_s"], *rows.percentiles(row)) for engine, all_ in r.items() for row in all_],
     ),
     Table(
         "groups",
@@ -341,7 +182,7 @@ TABLES = (
             *("engine", "groups at a time", "start, s", "p50, ms", "p99, ms", "cores"),
             "hot groups, k/s",
         ),
-        _groups,
+        rows.groups,
     ),
     Table(
         "casts",
@@ -349,7 +190,7 @@ TABLES = (
         "are there.",
         ("library", "order", "p50, ms", "p99, ms", "k/s"),
         lambda r: [
-            (transport, order, *_p(row), _k(row))
+            (transport, order, *rows.percentiles(row), rows.thousands(row))
             for transport, measured in r.items()
             for order, row in measured["orders"].items()
         ],
@@ -357,7 +198,7 @@ TABLES = (
             at_most(
                 f"{name}: p50 of fifo and causal",
                 limit,
-                _p50_of_casts(name),
+                rows.p50_of_casts(name),
             )
             for name, limit in MAX_CAST_MS.items()
         ),
@@ -367,7 +208,7 @@ TABLES = (
         "Causal order, 300/s of all members in three processes together.",
         ("library", "members", "p50, ms", "p99, ms", "a clock, bytes"),
         lambda r: [
-            (transport, row["members"], *_p(row), row["clock_bytes"])
+            (transport, row["members"], *rows.percentiles(row), row["clock_bytes"])
             for transport, measured in r.items()
             for row in measured["growth"]
         ],
@@ -376,15 +217,17 @@ TABLES = (
         "members",
         "Members in a group without packs, beside a bare producer and a bare consumer.",
         ("library", "work", "client", "k/s", "to bare", "CPU, µs"),
-        _members,
+        rows.members,
         (
-            at_least("sending to bare", MIN_MEMBER_TO_BARE, _of_members("sending", "member")),
-            at_least("its CPU to bare", MIN_MEMBER_TO_BARE, _of_members("sending", "member", "cpu_to_bare")),
-            at_least("both ways to bare", MIN_READ_BACK_TO_BARE, _of_members("ordered", "member that delivers, too")),
-            at_least("delivering to bare", MIN_MEMBER_TO_BARE, _of_members("delivering", "member")),
-            at_least("its CPU to bare", MIN_MEMBER_TO_BARE, _of_members("delivering", "member", "cpu_to_bare")),
+            at_least("sending to bare", MIN_MEMBER_TO_BARE, rows.of_members("sending", "member")),
+            at_least("its CPU to bare", MIN_MEMBER_TO_BARE, rows.of_members("sending", "member", "cpu_to_bare")),
+            at_least(
+                "both ways to bare", MIN_READ_BACK_TO_BARE, rows.of_members("ordered", "member that delivers, too")
+            ),
+            at_least("delivering to bare", MIN_MEMBER_TO_BARE, rows.of_members("delivering", "member")),
+            at_least("its CPU to bare", MIN_MEMBER_TO_BARE, rows.of_members("delivering", "member", "cpu_to_bare")),
             *(
-                at_least(f"confluent: {kind}", limit, _rate_at("transports", "confluent", kind, "member"))
+                at_least(f"confluent: {kind}", limit, rows.rates_at("transports", "confluent", kind, "member"))
                 for kind, limit in (("sending", MIN_BROADCASTS), ("delivering", MIN_DELIVERIES))
             ),
         ),
@@ -393,24 +236,31 @@ TABLES = (
         "packs",
         "Members in a group with packs, with confluent-kafka; the process engine orders.",
         ("work", "client", "k/s", "CPU, µs"),
-        _packed_members,
+        rows.packed_members,
         (
-            *(at_least(name, MIN_PACKED[name], _rate_at("ordered", name)) for name in ("broadcast", "broadcast_many")),
-            at_least("batches", MIN_PACKED["batches"], _rate_at("delivering", "batches")),
+            *(
+                at_least(name, MIN_PACKED[name], rows.rates_at("ordered", name))
+                for name in ("broadcast", "broadcast_many")
+            ),
+            at_least("batches", MIN_PACKED["batches"], rows.rates_at("delivering", "batches")),
         ),
     ),
     Table(
         "packs",
         "A backlog of 100 B in single records, and in packs of 100; messages a second.",
         ("stage", "single, k/s", "packs, k/s", "ratio", "single, CPU, µs", "packs, CPU, µs"),
-        _packed_backlogs,
+        rows.packed_backlogs,
         (
-            at_least("process engine", MIN_PACKED["process"], _rate_at("backlogs", "packs", "process")),
+            at_least("process engine", MIN_PACKED["process"], rows.rates_at("backlogs", "packs", "process")),
             at_least(
-                "Spark to the copy of single records", MIN_PACKED_TO_COPY, _packed("sequencer", ("single", "copy"))
+                "Spark to the copy of single records",
+                MIN_PACKED_TO_COPY,
+                rows.packed_to("sequencer", ("single", "copy")),
             ),
-            at_least("Spark to the copy of packs", MIN_PACKED_TO_PACKED_COPY, _packed("sequencer", ("packs", "copy"))),
-            at_least("ledger to single records", MIN_LEDGER_GAIN, _packed("ledger", ("single", "ledger"))),
+            at_least(
+                "Spark to the copy of packs", MIN_PACKED_TO_PACKED_COPY, rows.packed_to("sequencer", ("packs", "copy"))
+            ),
+            at_least("ledger to single records", MIN_LEDGER_GAIN, rows.packed_to("ledger", ("single", "ledger"))),
             at_most(
                 "bytes of DATA to single records",
                 MAX_PACKED_BYTES,
@@ -444,10 +294,10 @@ TABLES = (
         "relay",
         "At 1,000/s from FORWARD at one site to the home's; `kafka` is Kafka's own way to FORWARD.",
         ("relay", "p50, ms", "p99, ms"),
-        lambda r: [(way, *_p(row)) for way, row in r["latency"].items()],
+        lambda r: [(way, *rows.percentiles(row)) for way, row in r["latency"].items()],
         (
             *(
-                at_most(f"{trigger}: p50", limit, _at("latency", trigger, "p50_ms"))
+                at_most(f"{trigger}: p50", limit, rows.values_at("latency", trigger, "p50_ms"))
                 for trigger, limit in MAX_RELAY_MS.items()
             ),
             at_most(
@@ -461,11 +311,11 @@ TABLES = (
         "agreeing",
         "Three sites: a burst, then 300/s to the DATA of the sender's own site.",
         ("engine, relays", "mode", "burst, k/s", "p50, ms", "p99, ms", "burst to hub", "p50 to hub", "CPU, µs"),
-        _agreeing,
+        rows.agreeing,
         (
-            at_least("isis, burst to hub", MIN_AGREED_TO_HUB, _isis(0, *MAX_AGREED_P50_TO_HUB)),
+            at_least("isis, burst to hub", MIN_AGREED_TO_HUB, rows.isis_to_hub(0, *MAX_AGREED_P50_TO_HUB)),
             *(
-                at_most(f"isis, {relays}: p50 to hub", limit, _isis(1, relays))
+                at_most(f"isis, {relays}: p50 to hub", limit, rows.isis_to_hub(1, relays))
                 for relays, limit in MAX_AGREED_P50_TO_HUB.items()
             ),
         ),
@@ -475,7 +325,7 @@ TABLES = (
         "What isis costs a message at 300/s. Hops are ways of a relay, one behind the other, until its own site has "
         "ordered it.",
         ("engine, relays", "entries", "an entry, bytes", "hops"),
-        _costs,
+        rows.costs,
     ),
     Table(
         "agreeing",
@@ -491,7 +341,7 @@ TABLES = (
         "recovery",
         "On Spark at 1,000/s, from the end of the old process (or the start of the new one, without a checkpoint).",
         ("what", "claimed, s", "ready, s", "next delivery, s"),
-        _recovery,
+        rows.recovery,
         (
             at_most("kill", MAX_KILL_S, lambda r: [row["next_delivery_s"] for row in r["kills"]["rounds"]]),
             at_most(
@@ -516,10 +366,10 @@ TABLES = (
         "A sequencer with a standby on its host, at 1,000/s: from its end to the next delivery, or the longest silence "
         "in a handover.",
         ("engine", "the sequencer is", "median, s", "longest, s"),
-        _standby,
+        rows.standby,
         (
-            *(at_most(f"{each}: killed", limit, _silent(KILLED, each)) for each, limit in MAX_SILENT_S.items()),
-            at_most("handed over", MAX_HANDOVER_S, _silent(HANDED_OVER, *MAX_SILENT_S)),
+            *(at_most(f"{each}: killed", limit, rows.silent(KILLED, each)) for each, limit in MAX_SILENT_S.items()),
+            at_most("handed over", MAX_HANDOVER_S, rows.silent(HANDED_OVER, *MAX_SILENT_S)),
         ),
     ),
 )

@@ -11,8 +11,8 @@ from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Any, NamedTuple
 
-from tests.bench.figures import ratios_to_hub
 from tests.bench.picture import empty_figure, save
+from tests.bench.rows import ratios_to_hub
 from tests.bench.standby import KILLED
 from tests.bench.tables import Results, figure, unless_missing
 

@@ -62,6 +62,8 @@ def filled(page: str, run: Mapping[str, Any]) -> str:
         "Commit": f"`{machine['commit']}`",
         "Machine": f"{machine['cores']} cores ({machine['cpu']}), {machine['memory']}, Python {machine['python']}",
     }
+    if load := run.get("load_average", {}).values():
+        facts["Load"] = f"{min(load):.0f} to {max(load):.0f} when the sections began"
     before, _, old = page.partition(HEADING)
     said = "".join(f"- {name}: {value}\n" for name, value in facts.items())
     return f"{before}{HEADING}\n{said}\n{figures(run['results'])}\n" + old[old.index("\n## ") :]
