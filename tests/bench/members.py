@@ -198,10 +198,12 @@ def _send(bench: Bench, name: str, count: int, outbox: Path | None = None, at_on
     room = {"max_pending_records": count + 1, "max_pending_bytes": 1 << 40}
     member = bench.member(name, outbox=outbox, resend_after_s=_NEVER_S, **room)
     try:
-        goal = lab.end_of(forward) + 1 + count
         member.broadcast(_PAYLOAD)
-        while lab.end_of(forward) < goal - count:
-            time.sleep(0.02)
+        # The public way to see that a member has sent all is its receipts, which nobody resolves here.
+        forwarder = member._sending.forwarder
+        assert forwarder is not None
+        forwarder._send_queue.sending.flush()
+        goal = lab.end_of(forward) + count
         started = Took.now()
         if at_once == 1:
             for _ in range(count):
@@ -209,9 +211,6 @@ def _send(bench: Bench, name: str, count: int, outbox: Path | None = None, at_on
         else:
             for start in range(0, count, at_once):
                 member.broadcast_many([_PAYLOAD] * min(at_once, count - start))
-        # The public way to see that a member has sent all is its receipts, which nobody resolves here.
-        forwarder = member._sending.forwarder
-        assert forwarder is not None
         forwarder._send_queue.sending.flush()
         took = Took.since(started)
         assert lab.end_of(forward) == goal, "the member sent each message once"

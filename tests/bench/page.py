@@ -55,7 +55,7 @@ def _table(table: Table, result: Any) -> str:
 
 def filled(page: str, run: Mapping[str, Any]) -> str:
     """Return the page with the figures of a run in place of all earlier ones."""
-    arguments = str(run["command"]).replace('"', "'")
+    arguments = re.sub(r" ?--out \S+", "", str(run["command"])).replace('"', "'")
     machine = run["machine"]
     facts = {
         "Command": f'`make bench ARGS="{arguments}"`' if arguments else "`make bench`",

@@ -58,7 +58,7 @@ class Plan:
     cast_rate: int = 300
     """Casts a second of all those members together."""
     member_rounds: int = 3
-    agreeing_records: int = 100_000
+    agreeing_records: int = 50_000
     """Messages at each of three sites. Fewer would be but a few batches of a site on Spark."""
     agreeing_warm_up_s: float = 75.0
     """Seconds of the warm-up with Spark."""
