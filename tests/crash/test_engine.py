@@ -22,7 +22,7 @@ delays both.
 
 
 @pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.soak)])
-@pytest.mark.parametrize("packs", [False, True], ids=["single", "packs"])
+@pytest.mark.parametrize("packs", [False, pytest.param(True, marks=pytest.mark.long)], ids=["single", "packs"])
 @pytest.mark.timeout(300)
 def test_killed_again_and_again(scenario: Scenario, kills: int, *, packs: bool) -> None:
     """The kills come at random moments, half of them amid a burst: with batches under way, and parts of them

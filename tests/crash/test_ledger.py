@@ -21,7 +21,7 @@ from tests.crash.processes import Process
 from tests.crash.scenario import Load, Scenario, ledger_seqno
 from tests.waiting import PATIENCE, WAIT, eventually
 
-pytestmark = [pytest.mark.crash, pytest.mark.broker]
+pytestmark = [pytest.mark.long, pytest.mark.crash, pytest.mark.broker]
 
 ATTEMPTS = 4
 LOOK_S = 0.2

@@ -20,7 +20,7 @@ from ordering.base.errors import HistoryRestored, PositionLost
 from tests.crash.processes import ABCAST, Process
 from tests.waiting import eventually
 
-pytestmark = [pytest.mark.crash, pytest.mark.broker, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long, pytest.mark.crash, pytest.mark.broker, pytest.mark.timeout(300)]
 
 GROUP, LEAP = "drill", 1000
 

@@ -70,6 +70,7 @@ def test_killed_suspended_and_killed_again(scenario: Scenario, engine: str) -> N
     second.stop()
 
 
+@pytest.mark.long
 def test_all_of_run_goes_on(scenario: Scenario) -> None:
     """A standby of `run` has tables of its own before it is needed, and goes on with them."""
     scenario.job("run", None, "--engine", "process")

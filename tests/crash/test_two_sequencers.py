@@ -9,7 +9,7 @@ import pytest
 from tests.crash.processes import Process
 from tests.crash.scenario import Scenario
 
-pytestmark = [pytest.mark.crash, pytest.mark.broker, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long, pytest.mark.crash, pytest.mark.broker, pytest.mark.timeout(300)]
 
 
 def assert_fenced(process: Process, own_epoch: int, newer_epoch: int) -> None:

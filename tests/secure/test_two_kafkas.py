@@ -35,7 +35,7 @@ def test_members_of_two_sites_answer_each_other(
 ) -> None:
     """Messages in all orders, and letters. No user lacks a needed right."""
     kafkas = {"nyc": secure_broker, "sfo": second_secure_broker}
-    world = World(spark, sites_as("admin", kafkas, mode), tmp_path)
+    world = World(lambda: spark, sites_as("admin", kafkas, mode), tmp_path)
 
     def seen_by(role: str) -> World:
         """Return the same world for a user with the rights of that role at both sites."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import sys
 import time
@@ -24,6 +25,7 @@ def main() -> int:
     parser.set_defaults(what="group")
     options = parser.parse_args()
     logging.disable(logging.WARNING)  # of what ships, and is broken here on purpose
+    gc.freeze()  # the imported modules, so that no collection of garbage visits them
     simulation = SIMULATIONS[options.what]
     try:
         mutation = simulation.mutation(options.mutation)

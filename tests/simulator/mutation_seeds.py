@@ -1,4 +1,4 @@
-"""The seed in which each mutation was found last. Its test begins with that one.
+"""A cheap seed in which each mutation was found last. Its test begins with that one.
 
     python -m tests.simulator.mutation_seeds                        # all worlds
     python -m tests.simulator.mutation_seeds hub casts/torn-state   # these
@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import sys
+import time
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
@@ -20,6 +21,8 @@ from pathlib import Path
 from tests.simulator.mutation import Mutation
 from tests.simulator.simulations import SIMULATIONS, Simulation, chosen
 
+FIRST = 12
+"""The number of seeds to compare with the known one. A cheap seed has few sites or members."""
 FILE = Path(__file__).with_suffix(".json")
 
 
@@ -44,7 +47,12 @@ def _find(world: str, name: str, known: Mapping[str, int]) -> int | None:
     logging.disable(logging.WARNING)  # of what ships, and is broken here on purpose
     simulation = SIMULATIONS[world]
     mutation = simulation.mutation(name)
-    return simulation.first_seed(mutation, seeds_to_try(simulation, mutation, known))
+    seeds, costs = seeds_to_try(simulation, mutation, known), dict[float, int]()
+    for seed in {seeds.start, *range(FIRST)}:
+        began = time.process_time()
+        if simulation.first_seed(mutation, [seed]) is not None:
+            costs[time.process_time() - began] = seed
+    return costs[min(costs)] if costs else simulation.first_seed(mutation, seeds)
 
 
 def main() -> int:

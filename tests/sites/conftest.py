@@ -32,9 +32,15 @@ def second_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedded
 
 
 @pytest.fixture
-def make_world(spark: SparkSession, broker: EmbeddedBroker, second_broker: EmbeddedBroker, tmp_path: Path) -> MakeWorld:
-    """Make a world of sites, in turn on the two clusters; the first is the home of a hub."""
+def make_world(
+    request: pytest.FixtureRequest, broker: EmbeddedBroker, second_broker: EmbeddedBroker, tmp_path: Path
+) -> MakeWorld:
+    """Make a world of sites, in turn on the two clusters; the first is the home of a hub. Jobs on Spark start it."""
     from tests.sites.world import World
+
+    def spark() -> SparkSession:
+        session: SparkSession = request.getfixturevalue("spark")
+        return session
 
     def make(
         mode: Mode,

@@ -15,7 +15,7 @@ from connectors.ledger.table import read_table_state
 from connectors.relay.bootstrap import bootstrap
 from ordering.base.errors import HistoryUnavailable, UsageError
 from tests.sites.conftest import MakeWorld
-from tests.sites.test_relay import messages
+from tests.sites.test_relay import messages, on_both_engines
 from tests.sites.world import World, fifo
 from tests.waiting import WAIT, eventually
 
@@ -125,9 +125,10 @@ def test_a_site_behind_a_cut_link_leaves_the_view_and_comes_back(make_world: Mak
             bob.close(timeout=WAIT)
 
 
-def test_a_joiner_gets_the_state_from_another_site(make_world: MakeWorld) -> None:
+@on_both_engines
+def test_a_joiner_gets_the_state_from_another_site(make_world: MakeWorld, relays_on: str) -> None:
     """The oldest member is far away: the state comes by the relays, and then everything after it, once."""
-    world = make_world("hub", "nyc", "sfo")
+    world = make_world("hub", "nyc", "sfo", relays_on=relays_on)
     nyc, sfo = world.sites.connections
     taken: dict[str, list[bytes]] = {nyc: [], sfo: []}
 

@@ -18,7 +18,7 @@ from tests.waiting import WAIT, eventually
 pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(300)]
 
 
-on_both_engines = pytest.mark.parametrize("relays_on", ["spark", "process"])
+on_both_engines = pytest.mark.parametrize("relays_on", [pytest.param("spark", marks=pytest.mark.long), "process"])
 
 
 def messages(name: str, count: int) -> list[bytes]:
@@ -30,7 +30,8 @@ def test_hub_one_order_for_the_world(make_world: MakeWorld, relays_on: str) -> N
     """Members at both sites broadcast and deliver the same seqnos, epoch records included in the copy."""
     world = make_world("hub", "nyc", "sfo", relays_on=relays_on)
     nyc, sfo = world.sites.connections
-    with world.running([world.sequencer_on_spark(nyc), *world.relays()]):
+    sequencer = world.sequencer_on_spark if relays_on == "spark" else world.sequencer
+    with world.running([sequencer(nyc), *world.relays()]):
         world.broadcast(nyc, "alice", messages("a", 50))
         world.broadcast(sfo, "bob", messages("b", 50))
         at_home, away = world.deliveries(nyc, 100), world.deliveries(sfo, 100)
@@ -60,9 +61,10 @@ def test_sites_that_agree(make_world: MakeWorld, on_spark: int, relays_on: str) 
     assert check_group(world.group, world.sites, settled=True).anomalies == []
 
 
-def test_a_cut_link_loses_nothing(make_world: MakeWorld) -> None:
+@on_both_engines
+def test_a_cut_link_loses_nothing(make_world: MakeWorld, relays_on: str) -> None:
     """Without relays both sites accept broadcasts; with them, all of it arrives."""
-    world = make_world("hub", "nyc", "sfo")
+    world = make_world("hub", "nyc", "sfo", relays_on=relays_on)
     nyc, sfo = world.sites.connections
     with world.running([world.sequencer(nyc)]), world.member(sfo, "bob") as bob:
         waiting = [bob.broadcast(payload) for payload in messages("b", 20)]

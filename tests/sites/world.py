@@ -33,13 +33,13 @@ from connectors.relay.spark.job import SparkRelay
 from connectors.sequencer.job import SequencerJob
 from connectors.spark.job import JobOptions, SparkJob, StreamingJob
 from connectors.takeover.agreement import AgreementSettings, neighbours_of
-from jobs.terminal.streaming import JobThread, running
+from jobs.terminal.streaming import JobThread, working
 from ordering.base.names import Topic
 from ordering.base.records import MESSAGE
 from tests.crash.processes import ABCAST, Process
 from tests.waiting import WAIT, eventually
 
-MakeJob = Callable[[SparkSession, JobOptions], SparkJob]
+MakeJob = Callable[[JobOptions], SparkJob]
 _numbers = itertools.count(1)
 SUSPECT_AFTER_MS = 60_000
 """Longer than Spark's start on a busy machine."""
@@ -48,8 +48,10 @@ SUSPECT_AFTER_MS = 60_000
 class World:
     """A group at some sites. Their names are each test's own, so that tests share the clusters."""
 
-    def __init__(self, spark: SparkSession, sites: Sites, directory: Path, relays_on: str = "spark") -> None:
-        """Create the group. `relays_on`: the engine of relays, unless a test names one."""
+    def __init__(
+        self, spark: Callable[[], SparkSession], sites: Sites, directory: Path, relays_on: str = "spark"
+    ) -> None:
+        """Create the group. `spark` starts a session. `relays_on`: the engine of relays, unless a test names one."""
         self.spark, self.relays_on = spark, relays_on
         self.sites = sites
         self.group = f"world{next(_numbers)}"
@@ -61,18 +63,16 @@ class World:
         """Return the maker of the site's sequencer on the process engine, which starts sooner than Spark."""
         agreement = self._agreement(site)
         if agreement is not None:
-            return lambda _spark, options: SiteJob(
-                self.sites.connection(site), agreement, look_every_s=options.look_every_s
-            )
+            return lambda options: SiteJob(self.sites.connection(site), agreement, look_every_s=options.look_every_s)
         ledger = self.directory / site / "ledger"
-        return lambda _spark, options: EngineJob(
+        return lambda options: EngineJob(
             EngineOptions(self.sites.connection(site), site, ledger, look_every_s=options.look_every_s)
         )
 
     def sequencer_on_spark(self, site: str) -> MakeJob:
         """Return the maker of a sequencer on Spark. One test of each mode uses it where a sequencer meets a relay."""
         agreement = self._agreement(site)
-        return lambda spark, options: SequencerJob(spark, self._at(site, options), agreement)
+        return lambda options: SequencerJob(self.spark(), self._at(site, options), agreement)
 
     def _agreement(self, site: str) -> AgreementSettings | None:
         is_agreed = self.sites.mode == "isis"
@@ -80,12 +80,12 @@ class World:
 
     def ledger(self, site: str) -> MakeJob:
         """Return the maker of the site's ledger job."""
-        return lambda spark, options: LedgerJob(spark, self._at(site, options))
+        return lambda options: LedgerJob(self.spark(), self._at(site, options))
 
     def relay(self, source: str, target: str, engine: str = "") -> list[MakeJob]:
         """Return the makers of one direction's relays."""
         direction = Direction(source, target)
-        make: Callable[..., SparkJob] = SparkRelay if (engine or self.relays_on) == "spark" else _on_process
+        make: Callable[..., SparkJob] = self._on_spark if (engine or self.relays_on) == "spark" else _on_process
         return [
             functools.partial(make, kind=kind, sites=self.sites, direction=direction)
             for kind in relays_of(self.sites, direction)
@@ -97,7 +97,7 @@ class World:
 
     def try_relay(self, source: str, target: str) -> None:
         """Start the relay of DATA alone, and raise the error that ends it, though the job might try again."""
-        job = self.relay(source, target)[0](self.spark, JobOptions(Connection(), "-", self.directory, look_every_s=1.0))
+        job = self.relay(source, target)[0](JobOptions(Connection(), "-", self.directory, look_every_s=1.0))
         assert isinstance(job, StreamingJob)
         data = {self.group: [str(Topic(self.group, "data", source))]}
         try:
@@ -109,11 +109,14 @@ class World:
     def running(self, makers: Sequence[MakeJob], look_every_s: float = 1.0) -> Iterator[list[JobThread]]:
         """Run the jobs until the block ends."""
         options = JobOptions(Connection(), "-", self.directory, look_every_s=look_every_s)
-        with running(makers, self.spark, options) as jobs:
+        with working([make(options) for make in makers]) as jobs:
             for job in jobs:
                 while not job.ready.wait(0.2):
                     job.raise_failure()
             yield jobs
+
+    def _on_spark(self, options: JobOptions, **of_relay: Any) -> SparkJob:
+        return SparkRelay(self.spark(), options, **of_relay)
 
     def _at(self, site: str, options: JobOptions) -> JobOptions:
         return replace(
@@ -213,17 +216,15 @@ class World:
         self.sites = replace(self.sites, links=frozenset(map(frozenset, links)))
 
 
-def _on_process(
-    _: SparkSession, options: JobOptions, *, kind: type[Relay], sites: Sites, direction: Direction
-) -> ProcessRelay:
+def _on_process(options: JobOptions, *, kind: type[Relay], sites: Sites, direction: Direction) -> ProcessRelay:
     return ProcessRelay(kind, sites, direction, look_every_s=options.look_every_s, troubles=options.troubles)
 
 
 def named(make: MakeJob, suffix: str) -> MakeJob:
     """Return the same job under another name, to run beside itself in one session."""
 
-    def renamed(spark: SparkSession, options: JobOptions) -> SparkJob:
-        job = make(spark, options)
+    def renamed(options: JobOptions) -> SparkJob:
+        job = make(options)
         job.name += suffix
         return job
 

@@ -36,7 +36,7 @@ SITE = "cluster"
 LOAD = 200
 """Messages."""
 
-pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(400)]
 
 
 def python_path(pid: int) -> set[str]:

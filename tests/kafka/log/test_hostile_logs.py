@@ -93,6 +93,7 @@ def test_no_record_stops_a_reader(kafka: MemoryConnection, reader: Reader, seed:
 
 
 @pytest.mark.broker
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("transport", TRANSPORTS)
