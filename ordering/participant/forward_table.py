@@ -148,8 +148,10 @@ class ForwardTable:
         if local_seqno > self.last:
             raise ProtocolViolation(f"DATA of local seqno {local_seqno}, but only {self.last} were sent.")
         dropped = max(0, local_seqno - self.acknowledged)
-        for _ in range(dropped):
-            self._bytes -= message_bytes(self._entries.popleft(), self._entries.popleft())
+        pop = self._entries.popleft
+        parts = [pop() for _ in range(2 * dropped)]
+        self._bytes -= sum(map(len, parts[::2]))
+        self._bytes -= sum(message_bytes(b"", headers) for headers in parts[1::2] if headers)
         self.acknowledged += dropped
         return dropped
 
@@ -170,6 +172,11 @@ class ForwardTable:
             for entry in stay:
                 self.append(entry.payload, entry.headers)
         return dropped
+
+    def oldest(self, count: int) -> tuple[list[bytes], list[Headers]]:
+        """Return the payloads and the headers of the first `count` entries, or of all if there are fewer."""
+        parts = list(itertools.islice(self._entries, 2 * count))
+        return parts[::2], parts[1::2]
 
     def between(self, first: int, last: int) -> list[Pending]:
         """Return the entries from local seqno `first` to `last`, in increasing order. Quick near the end."""

@@ -40,6 +40,7 @@ from ordering.casts.casts import TOTAL
 from ordering.participant.events import Event
 
 if TYPE_CHECKING:
+    from pyarrow import RecordBatch
     from typing_extensions import Unpack
 
 T = TypeVar("T")
@@ -285,6 +286,22 @@ class AsyncMember:
         """
         opened: Callable[..., Stream[Any]] = self.member.deliveries
         return AsyncStream(functools.partial(opened, from_seqno, timeout, events=events, remember=remember))
+
+    def deliveries_arrow(
+        self,
+        from_seqno: int | None = None,
+        timeout: float | None = None,
+        *,
+        remember: bool = False,
+        most: int = 10_000,
+        wait_s: float | None = 0.0,
+    ) -> AsyncStream[RecordBatch]:
+        """Return the group's messages as record batches for `async for`, as `Member.deliveries_arrow` gives them.
+
+        All its errors are raised when the stream is iterated, wrong arguments included.
+        """
+        opened = self.member.deliveries_arrow
+        return AsyncStream(functools.partial(opened, from_seqno, timeout, remember=remember, most=most, wait_s=wait_s))
 
     def inbox(self, timeout: float | None = None, *, from_beginning: bool = False) -> AsyncStream[Letter]:
         """Return the letters to this member for `async for`, as `Member.inbox` gives them.

@@ -8,6 +8,7 @@ from weakref import WeakSet
 
 from connectors.client.deliveries.cut import Cut
 from connectors.client.deliveries.deliveries import Deliveries, PositionUse
+from connectors.client.deliveries.in_arrow import ArrowStream, checked
 from connectors.client.deliveries.merged_deliveries import MergedDeliveries, MergedSource
 from connectors.client.incarnation.sender import Sender
 from connectors.client.letters.inbox import Inbox
@@ -24,7 +25,7 @@ from ordering.base.errors import UsageError
 from ordering.base.names import Address
 from ordering.participant.events import Event
 
-T = TypeVar("T")
+S = TypeVar("S", bound=Stream[Any])
 
 
 class ReadingHalf:
@@ -111,14 +112,43 @@ class ReadingHalf:
             ProtocolViolation: DATA was made anew or has lost its end (HistoryChanged while the iterator runs), or has
                 a format of a later version (LaterVersion).
         """
-        timeout, events, remember = silence("timeout", timeout), switch("events", events), switch("remember", remember)
+        run = self._run(from_seqno, timeout, switch("events", events), switch("remember", remember))
+        return self._stream(Stream(run, self._deserializer, delivering(self.group, self.address)))
+
+    def deliveries_arrow(
+        self,
+        from_seqno: int | None = None,
+        timeout: float | None = None,
+        *,
+        remember: bool = False,
+        most: int = 10_000,
+        wait_s: float | None = 0.0,
+    ) -> ArrowStream:
+        """Return an iterator over the messages of `deliveries` as `pyarrow.RecordBatch`es; for one thread.
+
+        A row is a message. The columns have the names and types of the ledger's table: `seqno`, `sender`,
+        `incarnation`, `local_seqno`, `payload`, `headers`, `view_id`, `epoch`, `forwarded_at`, `sequenced_at`; and
+        `order`, the message's. `Delivery` has their meaning; a time that it has as 0 is null.
+
+        A batch is to this iterator as a list is to `deliveries().batches(most, wait_s)`: it has 1 to `most` messages,
+        comes as soon, and is taken as a whole. It also ends at 64 MiB of payloads and headers, or with the read that
+        passes them. Packs cost a fraction of the time for each message that they cost as objects.
+
+        `from_seqno`, `timeout` and `remember` mean the same as for `deliveries`. Raises as `deliveries` and `batches`
+        do; UsageError if pyarrow is not installed (`pip install 'abcast[arrow]'`).
+        """
+        size = checked(most, wait_s)  # before the run, which the next one would continue
+        run = self._run(from_seqno, timeout, False, switch("remember", remember))
+        return self._stream(ArrowStream(run, delivering(self.group, self.address), size))
+
+    def _run(self, from_seqno: int | None, timeout: float | None, events: bool, remember: bool) -> Deliveries:
+        timeout = silence("timeout", timeout)
         if from_seqno is None and remember:
             raise UsageError("remember=True goes with from_seqno: without it, the position is remembered anyway.")
         self._sending.check_process()
-        around = delivering(self.group, self.address)
         if from_seqno is None:
             self._newest_run = self._start_position.deliveries(timeout, events=events)
-            return self._stream(Stream(self._newest_run, self._deserializer, around))
+            return self._newest_run
         first, position = number("from_seqno", from_seqno), PositionUse.ANEW if remember else PositionUse.BESIDE
         run: Deliveries
         if self._sending.has_casts:
@@ -128,7 +158,7 @@ class ReadingHalf:
             place = self.connection, self.group, self.address
             run = Deliveries(*place, first, timeout, self.ledger, events=events, position=position)
         self._newest_run = run
-        return self._stream(Stream(run, self._deserializer, around))
+        return run
 
     def _source(self, with_view: bool, cut: Cut | None = None) -> MergedSource:
         """Return a source of deliveries in all orders.
@@ -164,7 +194,7 @@ class ReadingHalf:
         run = Inbox(self.connection, self.group, self.address, limit, from_beginning=anew)
         return self._stream(Stream(run, self._deserializer))
 
-    def _stream(self, stream: Stream[T]) -> Stream[T]:
+    def _stream(self, stream: S) -> S:
         self._sending.check_process()
         with self._sending.lock:
             self._sending.check_open()

@@ -26,6 +26,7 @@ from connectors.client.memory.ledger_reader import read_ledger
 from connectors.client.memory.member_memory import MemberMemory
 from connectors.client.memory.member_pass import MemberPass
 from connectors.client.values.delivery import Delivery, Place
+from connectors.client.values.gathering import MOST_BYTES
 from connectors.kafka.codec.headers import without_depends
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.log.effective import Effective, Messages, address_of, next_offsets
@@ -35,6 +36,7 @@ from ordering.base.names import Address
 from ordering.base.records import MESSAGE
 from ordering.casts.casts import TOTAL
 from ordering.participant.events import Event, EventReader
+from ordering.participant.forward_table import message_bytes
 
 POLL_S = 0.1
 
@@ -150,7 +152,7 @@ class Deliveries(MemberPass["Delivery | Event"]):
             if self._between is not None:
                 self._between(self)
             if self._silence.is_over:
-                if not gathering.items:
+                if not gathering.count:
                     return
                 yield from self._given()
 
@@ -186,26 +188,37 @@ class Deliveries(MemberPass["Delivery | Event"]):
             self._between(self)
 
     def _gather(self, rest: Rest) -> Rest | None:
-        """Add the next items to the list that was asked for, up to its end; return the rest, None if there is none."""
-        gathering, counted = self._gathering, self._counted
-        room = gathering.most - len(gathering.items)
-        if isinstance(rest, Messages) and rest and rest.columns.seqno[0] > counted:
+        """Add the next items to the list that was asked for, up to its end; return the rest, None if there is none.
+
+        Messages for a list in another form stay as they are.
+        """
+        gathering, counted, is_list = self._gathering, self._counted, self._gathering.form is None
+        room = gathering.most - gathering.count
+        if isinstance(rest, Messages) and rest and rest[0].seqno > counted:
             part, left = (rest[:room], rest[room:]) if len(rest) > room else (rest, None)
-            next_offset = next_offsets(rest.columns.offset[len(part) - 1 : len(part) + 1])[0]
-            self._gathered(list(deliveries_of(part)), (part.columns.seqno[-1], next_offset))
+            last = part[-1]
+            next_offset = next_offsets([last.offset, *(record.offset for record in (left or ())[:1])])[0]
+            if is_list:
+                self._gathered(list(deliveries_of(part)), (last.seqno, next_offset))
+            else:
+                self._gathered(part, (last.seqno, next_offset), part.size_bytes())
             return left
         found: list[Delivery | Event] = []
-        seqno = next_offset = 0
+        seqno = next_offset = size_bytes = 0
+        is_full = False
         for seqno, next_offset, what in places_of(rest) if isinstance(rest, Messages) else rest:
             if what is not None and (seqno > counted or not _is_total(what)):
                 found.append(what)
-                if len(found) == room:
+                if not is_list and isinstance(what, Delivery):
+                    size_bytes += message_bytes(what.payload, what.headers)
+                is_full = len(found) == room or size_bytes >= MOST_BYTES
+                if is_full:
                     break
-            elif not found and not gathering.items:
+            elif not found and not gathering.count:
                 self._bookmark.pass_over(seqno, next_offset)
         if seqno:
-            self._gathered(found, (seqno, next_offset))
-        return _behind(rest, seqno) if len(found) == room else None
+            self._gathered(found, (seqno, next_offset), size_bytes)
+        return _behind(rest, seqno) if is_full else None
 
     def _begin(self, memory: MemberMemory) -> int:
         """Begin the bookmark; return the first seqno to deliver. Raises PositionLost, BrokerUnreachable."""
@@ -303,24 +316,25 @@ def places_of(messages: Messages) -> Iterator[Place]:
 
 def deliveries_of(messages: Messages) -> Iterator[Delivery]:
     """Yield the delivery of each message: as `delivery_of`, but computed by columns."""
+    return map(_make, zip(*fields_of(messages), strict=True))
+
+
+def fields_of(messages: Messages) -> tuple[Iterable[Any], ...]:
+    """Return each field of the messages' deliveries."""
     columns = messages.columns
-    return map(
-        _make,
-        zip(
-            columns.seqno,
-            map(address_of, columns.key),
-            columns.incarnation,
-            columns.local_seqno,
-            [value or b"" for value in columns.value],
-            [without_depends(headers) if headers else () for headers in columns.headers],
-            columns.view,
-            columns.epoch,
-            columns.forwarded_at_ms,
-            columns.timestamp_ms,
-            itertools.repeat(TOTAL, len(messages)),
-            itertools.repeat(None, len(messages)),
-            strict=True,
-        ),
+    return (
+        columns.seqno,
+        map(address_of, columns.key),
+        columns.incarnation,
+        columns.local_seqno,
+        [value or b"" for value in columns.value],
+        [without_depends(headers) if headers else () for headers in columns.headers],
+        columns.view,
+        columns.epoch,
+        columns.forwarded_at_ms,
+        columns.timestamp_ms,
+        itertools.repeat(TOTAL, len(messages)),
+        itertools.repeat(None, len(messages)),
     )
 
 

@@ -21,7 +21,7 @@ from connectors.client.incarnation.incarnations import Incarnations
 from connectors.client.incarnation.lifecycle import LifecycleState
 from connectors.client.incarnation.pending_messages import PendingMessages
 from connectors.client.incarnation.send_queue import SendQueue
-from connectors.kafka.log.effective import Effective
+from connectors.kafka.log.effective import Effective, Pack
 from ordering.base.errors import AbcastError, HistoryUnavailable
 from ordering.base.records import JOIN, MESSAGE, Data
 from ordering.participant.forward_table import kind_of
@@ -52,14 +52,14 @@ class OwnRecordListener:
         self._driver = driver
         self._fail = fail
 
-    def receive(self, records: Sequence[Effective]) -> None:
+    def receive(self, records: Sequence[Effective | Pack]) -> None:
         """Take own and control records of DATA, in their order. Raises Superseded."""
         if self._lifecycle.has_ended:
             return
-        own: list[Effective] = []
+        own: list[Effective | Pack] = []
         earlier: list[Effective] = []
         for record in records:
-            if record.kind != MESSAGE:
+            if isinstance(record, Effective) and record.kind != MESSAGE:
                 self._take_out(earlier)
                 earlier.clear()
                 # Earlier records are ordered, even if this one excludes this member from the view.
@@ -82,7 +82,7 @@ class OwnRecordListener:
             if incarnation == ours:
                 own.append(record)
             elif self._lifecycle.participant.is_returning:
-                earlier.append(record)
+                earlier += record.messages() if isinstance(record, Pack) else (record,)
         self._take_out(earlier)
         self._acknowledge(own)
 
@@ -121,7 +121,7 @@ class OwnRecordListener:
             joins = any(kind_of(entry) == JOIN for entry in pending_messages.table.pending())
             self._driver.step(CaughtUp(state, joins))
 
-    def _acknowledge(self, own: Sequence[Effective]) -> None:
+    def _acknowledge(self, own: Sequence[Effective | Pack]) -> None:
         if not own and not self._pending_messages.has_outbox:
             return
         with self._lifecycle.changed:

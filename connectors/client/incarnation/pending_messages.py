@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from connectors.client.incarnation.incarnations import Beginning, HandedOver, Incarnations, Unsent, is_same
 from connectors.client.values.receipt import Receipt
 from connectors.kafka.connection.connection import Connection
-from connectors.kafka.log.effective import Effective
+from connectors.kafka.log.effective import Effective, Pack
 from connectors.kafka.log.liveness import say_why
 from ordering.base.errors import AbcastError, EnvironmentProblem, HistoryChanged, HistoryUnavailable
 from ordering.base.records import MESSAGE, Headers
@@ -112,29 +112,53 @@ class PendingMessages:
         receipt = self._receipts[last] = Receipt(self._identity, last, self._incarnations.changed, self.why)
         return receipt
 
-    def acknowledge(self, own: Sequence[Effective]) -> None:
+    def acknowledge(self, own: Sequence[Effective | Pack]) -> None:
         """Remove the messages ordered by `own`, records of this incarnation in DATA, and settle their receipts.
 
         Raises Superseded if a record differs from the message sent under its id.
         """
         for record in own:
-            local_seqno = record.local_seqno
-            if not self._is_ours(local_seqno, record):
-                raise self._incarnations.shared(self.incarnation, local_seqno)
-            for receipt in self._ordered_up_to(local_seqno):
-                receipt.resolve(record.seqno)
-            self.last_seqno = record.seqno
+            if not isinstance(record, Pack):
+                self._acknowledge_one(record)
+            elif not self._acknowledge_pack(record):
+                for message in record.messages():
+                    self._acknowledge_one(message)
         if self._timed is not None and self._timed[0] <= self.table.acknowledged:
             self._incarnations.figures.note(self._timed[1])
             self._timed = None
         if self._outbox is not None:
             self._outbox.acknowledge(self.table.acknowledged, self.last_seqno)
 
-    def _ordered_up_to(self, local_seqno: int) -> list[Receipt]:
-        """Remove the messages up to `local_seqno`; return their receipts."""
+    def _acknowledge_one(self, record: Effective) -> None:
+        local_seqno = record.local_seqno
+        if not self._is_ours(local_seqno, record):
+            raise self._incarnations.shared(self.incarnation, local_seqno)
+        for _, receipt in self._ordered_up_to(local_seqno):
+            receipt.resolve(record.seqno)
+        self.last_seqno = record.seqno
+
+    def _acknowledge_pack(self, pack: Pack) -> bool:
+        """Do the same for all messages of a pack at once, if they are the next ones of the table; else return False."""
+        first, payloads, table = pack.first, pack.payloads, self.table
+        if first.local_seqno != table.acknowledged + 1:
+            return False
+        ours, headers = table.oldest(len(payloads))
+        are_alike = payloads == ours and headers.count(headers[0]) == len(headers)
+        # The messages of a pack have the same headers: if one message has ours, all have.
+        if not are_alike or not self._is_ours(first.local_seqno, first._replace(value=payloads[0])):
+            return False
+        behind = first.seqno - first.local_seqno
+        last = table.acknowledged + len(payloads)
+        for local_seqno, receipt in self._ordered_up_to(last):
+            receipt.resolve(local_seqno + behind)
+        self.last_seqno = last + behind
+        return True
+
+    def _ordered_up_to(self, local_seqno: int) -> list[tuple[int, Receipt]]:
+        """Remove the messages up to `local_seqno`; return their receipts, each with the local seqno."""
         first = self.table.acknowledged + 1
         numbers = range(first, first + self.table.acknowledge(local_seqno))
-        return [self._receipts.pop(number) for number in numbers if number in self._receipts]
+        return [(number, self._receipts.pop(number)) for number in numbers if number in self._receipts]
 
     def _is_ours(self, local_seqno: int, record: Effective) -> bool:
         """Whether the record in DATA is the message sent under its id."""
@@ -202,7 +226,7 @@ class PendingMessages:
         if ordered.incarnation != self.incarnation:
             return
         self._timed = None  # nobody knows when they were ordered
-        for receipt in self._ordered_up_to(ordered.local_seqno):
+        for _, receipt in self._ordered_up_to(ordered.local_seqno):
             receipt.fail(_without_a_seqno(receipt, gone))
 
     def catch_up_with_the_earlier_incarnation(self, gone: HistoryUnavailable, state: SequencerState) -> int:

@@ -133,7 +133,7 @@ class Inbox(MemberPass[Letter]):
             try:
                 records = self._poll(partition)
             except (OffsetOutOfRangeError, NoOffsetForPartitionError):
-                if gathering.items:
+                if gathering.count:
                     yield from self._given()
                 first = max(first, bookmark.taken.number)
                 begin()
@@ -146,9 +146,9 @@ class Inbox(MemberPass[Letter]):
                 self._note_passed(position, records)
                 silence.read_up_to(position)
             bookmark.commit_if_due()
-            if gathering.is_due(has_news=bool(records)) or (gathering.items and silence.is_over):
+            if gathering.is_due(has_news=bool(records)) or (gathering.count and silence.is_over):
                 yield from self._given()
-            if not gathering.items and silence.is_over:
+            if not gathering.count and silence.is_over:
                 return
 
     def _letters(
@@ -169,7 +169,7 @@ class Inbox(MemberPass[Letter]):
     def _note_passed(self, position: int, records: Sequence[Any]) -> None:
         """Note that the letters below `position` are handed out or gathered, and `records` were read last."""
         self._read_up_to = records[-1] if records else self._read_up_to
-        if self._gathering.items:
+        if self._gathering.count:
             self._gathering.place = position, position
         else:
             self._bookmark.pass_over(position, position)

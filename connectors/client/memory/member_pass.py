@@ -7,11 +7,11 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from connectors.client.memory.bookmark import Bookmark
 from connectors.client.memory.member_memory import MemberMemory
-from connectors.client.values.gathering import Gathering
+from connectors.client.values.gathering import Form, Gathering
 from connectors.client.values.silence import Silence
 from connectors.kafka.connection.connection import Connection
 from ordering.base.errors import AbcastError
@@ -53,7 +53,7 @@ class MemberPass(ABC, Generic[T]):
             try:
                 yield from self._items(memory)
             except AbcastError:
-                if self._gathering.items:  # they come before the error
+                if self._gathering.count:  # they come before the error
                     yield from self._given()
                 raise
             finally:
@@ -66,13 +66,17 @@ class MemberPass(ABC, Generic[T]):
         finally:
             self.finished.set()
 
+    def gather_in(self, form: Form) -> None:
+        """Yield lists in another form, which the function makes of their parts."""
+        self._gathering.form = form
+
     @abstractmethod
     def _items(self, memory: MemberMemory) -> Iterator[T | list[T]]:
         """Yield the items, or the lists that were asked for; begin the bookmark, and move it."""
 
-    def _gathered(self, items: Sequence[T], place: tuple[int, int]) -> None:
-        """Add items to the list that was asked for; `place` is behind them."""
-        self._gathering.add(items, place)
+    def _gathered(self, items: Sequence[Any], place: tuple[int, int], size_bytes: int = 0) -> None:
+        """Add items to the list that was asked for; `place` is behind them. `Gathering.add` has `size_bytes`."""
+        self._gathering.add(items, place, size_bytes)
         if items:
             self._silence.broken(time.monotonic())
 

@@ -22,7 +22,7 @@ from connectors.client.tail.tail_cache import TailBatch, TailCache
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.log.data_cursor import DataCursor
 from connectors.kafka.log.data_log import Start
-from connectors.kafka.log.effective import Effective
+from connectors.kafka.log.effective import Effective, PackedMessages
 from ordering.base.errors import BrokerUnreachable, HistoryChanged, HistoryUnavailable
 from ordering.base.reader import Reader
 
@@ -154,6 +154,8 @@ class LogReader:
         if batch.end <= self.position:
             return ()
         records, last_seqno = batch.records, self._reader.last_seqno
+        if isinstance(records, PackedMessages):
+            records = records[:]  # the columns that a reader asks for are its own: the cache's bound has the packs only
         if records and records[0].seqno <= last_seqno:  # the position is in the middle of the batch
             records = records[bisect.bisect_right(records, last_seqno, key=operator.attrgetter("seqno")) :]
         last_seqno = records[-1].seqno if records else last_seqno

@@ -33,7 +33,7 @@ from connectors.client.values.promise import raised_again
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.log.data_cursor import DataCursor
 from connectors.kafka.log.data_log import Start
-from connectors.kafka.log.effective import Effective, Messages
+from connectors.kafka.log.effective import Effective, Messages, Pack
 from ordering.base.errors import BrokerUnreachable, HistoryChanged, HistoryUnavailable
 from ordering.base.formats import FIRST
 from ordering.base.names import Address, Topic
@@ -194,10 +194,10 @@ class LogTailer:
     def _notify(self, records: Sequence[Effective]) -> None:
         if not self._subscriptions:
             return
-        by_key: dict[bytes | None, list[Effective]] = {key: [] for key in self._subscriptions}
-        wanted: Iterable[Effective] = records
+        by_key: dict[bytes | None, list[Effective | Pack]] = {key: [] for key in self._subscriptions}
+        wanted: Iterable[Effective | Pack] = records
         if isinstance(records, Messages):  # most are others' messages, and cost no more than a look-up
-            wanted = records.at([index for index, key in enumerate(records.columns.key) if key in by_key])
+            wanted = records.of_senders(by_key)
         for record in wanted:
             for key in [record.key] if record.kind == MESSAGE else by_key:
                 if key in by_key:
@@ -265,11 +265,6 @@ def _look_after(listener: Listener) -> None:
 
 
 def _size(records: Sequence[Effective]) -> int:
-    if isinstance(records, Messages):
-        values, headers = records.columns.value, records.columns.headers
-    else:
-        values, headers = [record.value for record in records], [record.headers for record in records]
-    size = sum(map(len, filter(None, values)))
-    for given in filter(None, headers):
-        size += sum(len(value) for _, value in given)
-    return size
+    if records and not isinstance(records, Messages):
+        records = Messages.of(records)
+    return records.size_bytes() if isinstance(records, Messages) else 0

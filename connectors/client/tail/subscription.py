@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from connectors.kafka.log.data_log import Start
-from connectors.kafka.log.effective import Effective
+from connectors.kafka.log.effective import Effective, Pack
 from ordering.base.errors import HistoryUnavailable
 from ordering.base.formats import PACKS
 from ordering.sequencer.state import SequencerState
@@ -19,8 +19,8 @@ from ordering.sequencer.state import SequencerState
 class Listener(Protocol):
     """The receiver of records. Called by the tailer's thread. After an error that it raises, only `end` is called."""
 
-    def receive(self, records: Sequence[Effective]) -> None:
-        """Take own and control records, in order."""
+    def receive(self, records: Sequence[Effective | Pack]) -> None:
+        """Take own and control records, in order; the messages of a pack at once."""
 
     def catch_up(self, gone: HistoryUnavailable, state: SequencerState) -> None:
         """Take the state behind records that were missed."""
@@ -58,7 +58,7 @@ class Subscription:
         self.key = key
         self._tailer = tailer
         self._listener: Listener | None = None
-        self._kept: list[Effective] = []
+        self._kept: list[Effective | Pack] = []
         self._from = 0  # earlier records are in the state that the listener knows
         self._missed: HistoryUnavailable | None = None
         self._has_failed = False
@@ -87,7 +87,7 @@ class Subscription:
                 self.notify(lambda each: each.catch_up(missed, state))
             self.receive(kept)
 
-    def receive(self, records: list[Effective]) -> None:
+    def receive(self, records: list[Effective | Pack]) -> None:
         """Pass records on to the listener, or keep them until there is one."""
         if self._listener is None:
             if not self._has_failed:

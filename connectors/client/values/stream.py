@@ -112,16 +112,21 @@ class Stream(Generic[T]):
         Otherwise the next iterator returns all of its items again. Raises UsageError if an argument is bad; when
         iterated, as `__next__` does, but an error comes behind the items that were read before it.
         """
+        return iter(functools.partial(self._next_list, *self.of_list(most, wait_s)), [])
+
+    @staticmethod
+    def of_list(most: int, wait_s: float | None) -> tuple[int, float]:
+        """Return the arguments of `batches`, once they are checked. Raises UsageError."""
         if number("most", most) < 1:
             raise UsageError(f"most is {most}, but a list has at least one item.")
-        return iter(functools.partial(self._next_list, most, seconds("wait_s", wait_s)), [])
+        return most, seconds("wait_s", wait_s)
 
-    def _next_list(self, most: int, wait_s: float) -> list[T]:
+    def _next_list(self, most: int, wait_s: float) -> Any:
         if self._items.gi_running:  # type: ignore[attr-defined]
             raise _another_thread()
         self._run.ask(most, wait_s)
         try:
-            items = cast("list[T]", next(self._items))
+            items: Any = next(self._items)
         finally:
             self._run.ask(0)
         return items if self._deserializer is None else list(map(self._with_deserializer, items))

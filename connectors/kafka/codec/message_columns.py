@@ -42,6 +42,11 @@ _IN_TEXT = tuple(DATA_PATTERNS)[2:]
 _NUMBERS = [_IN_TEXT.index(name) for name in DATA_NUMBERS]
 
 
+def is_message(headers: Sequence[tuple[str, bytes | None]]) -> bool:
+    """Whether a record with these headers is a message, if it is DATA."""
+    return bool(headers) and (headers[0][1] or b"").startswith(_BEGIN)
+
+
 def messages_numbers(
     keys: Iterable[bytes | None], headers: Sequence[Sequence[tuple[str, bytes | None]]]
 ) -> NDArray[np.int64] | None:

@@ -1,7 +1,8 @@
 """Follow a growing DATA topic and return its effective records: the reading rule on live Kafka.
 
 A pack is returned as its messages (`ordering.base.packs`), which share its offset: those behind the last seqno that was
-taken. So a reader that begins in the middle of a pack goes on with the next message.
+taken. So a reader that begins in the middle of a pack goes on with the next message. The messages stay together
+(`connectors.kafka.log.effective`) until a caller asks for one.
 
 It is the `DataLog` of readers that stay: polls wait for a bounded time instead of ending at the log's end. A broker
 that goes away for a while is no error; the cursor continues when it is back. All records come from one log
@@ -14,7 +15,7 @@ import contextlib
 import itertools
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,15 +25,15 @@ from numpy.typing import NDArray
 
 from connectors.kafka.codec.codec import data_count, data_fields, data_format, data_numbers, message_numbers
 from connectors.kafka.codec.headers import without_nulls
-from connectors.kafka.codec.message_columns import messages_numbers
+from connectors.kafka.codec.message_columns import is_message, messages_numbers
 from connectors.kafka.log.data_log import Start
-from connectors.kafka.log.effective import Effective, MessageColumns, Messages, effective
+from connectors.kafka.log.effective import Effective, MessageColumns, Messages, Pack, effective, with_packs
 from connectors.kafka.log.same_log_consumer import SameLogConsumer
 from connectors.kafka.transport import Consumer
 from ordering.base.errors import HistoryChanged, HistoryUnavailable, ProtocolViolation
 from ordering.base.formats import FIRST, follow
 from ordering.base.kinds import DATA_KINDS
-from ordering.base.packs import decode_pack
+from ordering.base.packs import offsets
 from ordering.base.reader import Reader, Verdict
 from ordering.base.records import MESSAGE, MESSAGES
 
@@ -150,8 +151,10 @@ class DataCursor:
         messages: list[Messages] = []
         while self._pending:
             part, rest = self._pending[:_AT_ONCE], self._pending[_AT_ONCE:]
-            keys, headers = [record.key for record in part], [record.headers for record in part]
-            numbers = messages_numbers(keys, headers)
+            numbers = None
+            if is_message(part[0].headers):  # a look at all of them is in vain else
+                keys, headers = [record.key for record in part], [record.headers for record in part]
+                numbers = messages_numbers(keys, headers)
             if numbers is None and any(messages):
                 break  # the next call judges them
             if numbers is not None:
@@ -187,9 +190,9 @@ class DataCursor:
     def _judge_each(self, records: Sequence[Any]) -> Sequence[Effective]:
         """Judge records one by one, until they have given `_AT_ONCE` messages or more."""
         accept = self._reader.accept
-        taken: list[Effective] = []
+        taken: list[Any] = []  # Effective, and packs
         has_pack = has_others = False
-        judged = 0
+        judged = messages = 0
         for number, record in enumerate(records, 1):
             judged = number
             key, headers, before = record.key, record.headers, self._reader.last_seqno
@@ -206,12 +209,13 @@ class DataCursor:
             if verdict is Verdict.TAKE:
                 if kind not in DATA_KINDS:
                     self._warn_of_kind(kind, record.offset)
+                is_pack = kind == MESSAGES
                 application = without_nulls(headers[1:]) if len(headers) > 1 else ()
                 found = effective(
                     (
-                        seqno + count - 1,
+                        seqno if is_pack else seqno + count - 1,
                         record.offset,
-                        kind,
+                        MESSAGE if is_pack else kind,
                         key,
                         incarnation,
                         local_seqno,
@@ -223,53 +227,41 @@ class DataCursor:
                         record.timestamp,
                     )
                 )
-                if kind == MESSAGES:
+                if is_pack:
                     has_pack = True
                     try:
-                        taken += self._messages_in(found, count, before)
+                        pack = self._pack_of(found, count, before)
                     except ProtocolViolation:
                         if not taken:
                             raise
                         judged -= 1  # the next call raises it
-                    if len(taken) >= _AT_ONCE or judged < number:
+                        break
+                    taken.append(pack)
+                    messages += pack.size
+                    if messages >= _AT_ONCE:
                         break
                 else:
                     has_others = has_others or kind != MESSAGE
                     taken.append(found)
+                    messages += 1
             elif verdict is Verdict.CONTROL:
                 told = data_format(fields)
                 follow(self._partition.topic, told)
                 self.format = max(self.format, told.number)
         self._pending, self.position = self._pending[judged:], records[judged - 1].offset + 1
-        return Messages.of(taken) if has_pack and not has_others else taken
+        return with_packs(taken, messages, are_messages=not has_others) if has_pack else taken
 
-    def _messages_in(self, pack: Effective, count: int, before: int) -> Iterator[Effective]:
-        """Return the messages of a pack behind seqno `before`. Raises ProtocolViolation if it can't be read."""
-        last, offset, _, key, incarnation, local_seqno, *shared, headers, value, timestamp_ms = pack
+    def _pack_of(self, first: Effective, count: int, before: int) -> Pack:
+        """Return the messages of a pack behind seqno `before`. Raises ProtocolViolation if it can't be read.
+
+        `first` is the first message of the whole pack, with the value of all.
+        """
         try:
-            payloads = decode_pack(value or b"", count)
+            bounds = offsets(first.value or b"", count)
         except ProtocolViolation as error:
             self._reader.last_seqno = before  # not taken: the next call raises again
-            raise ProtocolViolation(f"{self._partition.topic} at offset {offset}: {error}") from None
-        known = max(0, before - (last - count))
-        repeat = itertools.repeat
-        same = map(repeat, (*shared, headers))
-        seqnos, local_seqnos = range(last - count + 1 + known, last + 1), itertools.count(local_seqno + known)
-        return map(
-            effective,
-            zip(
-                seqnos,
-                repeat(offset),
-                repeat(MESSAGE),
-                repeat(key),
-                repeat(incarnation),
-                local_seqnos,
-                *same,
-                payloads[known:],
-                repeat(timestamp_ms),
-                strict=False,
-            ),
-        )
+            raise ProtocolViolation(f"{self._partition.topic} at offset {first.offset}: {error}") from None
+        return Pack(first, bounds).part(max(0, before + 1 - first.seqno), count)
 
     def _warn_of_kind(self, kind: str, offset: int) -> None:
         """Warn of an unknown kind, once a topic."""

@@ -1,13 +1,23 @@
-"""The effective records of DATA for readers: one by one, or many messages in columns."""
+"""The effective records of DATA for readers: one by one, many messages in columns, or packs that are still whole.
+
+Invariant. All forms of the same messages are equal as sequences of `Effective`: in each item and each slice, a slice in
+the middle of a pack, too. A pack stays whole, or a slice of it, until somebody asks for a message or a column. So a
+reader that wants neither pays for the pack, and not for each of its messages.
+"""
 
 from __future__ import annotations
 
+import bisect
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import operator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, overload
 
 from ordering.base.records import MESSAGE, Headers
+
+WHOLE_FROM = 4
+"""Packs stay whole if the records have so many messages on average. With fewer, taking them apart costs less."""
 
 
 class Effective(NamedTuple):
@@ -45,6 +55,70 @@ def address_of(key: bytes | None) -> str:
     return (key or b"").decode("ascii")
 
 
+class Pack(NamedTuple):
+    """The messages of one record of DATA: all of a pack, or successive ones of it; or a message in no pack.
+
+    `first` is the first of them, but with the value of the whole record. `bounds`: where the payload of each begins in
+    that value, and where the last one ends; () for a message in no pack, whose payload is all of the value.
+    """
+
+    first: Effective
+    bounds: Sequence[int] = ()
+
+    @property
+    def size(self) -> int:
+        """Return how many messages these are."""
+        return len(self.bounds) - 1 if self.bounds else 1
+
+    @property
+    def kind(self) -> str:
+        """The kind of each message."""
+        return MESSAGE
+
+    @property
+    def key(self) -> bytes | None:
+        """The key of all."""
+        return self.first.key
+
+    @property
+    def offset(self) -> int:
+        """The offset of the record."""
+        return self.first.offset
+
+    @property
+    def incarnation(self) -> int:
+        """The incarnation of all."""
+        return self.first.incarnation
+
+    @property
+    def payloads(self) -> list[bytes | None]:
+        """Return the value of each message."""
+        value, bounds = self.first.value, self.bounds
+        return [value[begin:end] for begin, end in itertools.pairwise(bounds)] if bounds and value else [value]
+
+    @property
+    def content(self) -> bytes:
+        """Return all payloads, one directly after the other."""
+        value, bounds = self.first.value or b"", self.bounds
+        return value[bounds[0] : bounds[-1]] if bounds else value
+
+    def messages(self) -> Iterator[Effective]:
+        """Return each message."""
+        seqno, offset, kind, key, incarnation, local_seqno, *shared, _, timestamp_ms = self.first
+        count, repeat = itertools.count, itertools.repeat
+        same, others = map(repeat, (offset, kind, key, incarnation)), map(repeat, shared)
+        columns = count(seqno), *same, count(local_seqno), *others, self.payloads, repeat(timestamp_ms)
+        return map(effective, zip(*columns, strict=False))
+
+    def part(self, begin: int, end: int) -> Pack:
+        """Return the messages from the `begin`-th on to below the `end`-th, counted from 0."""
+        if (begin, end) == (0, self.size):
+            return self
+        first = self.first
+        moved = first._replace(seqno=first.seqno + begin, local_seqno=first.local_seqno + begin)
+        return Pack(moved, self.bounds[begin : end + 1])
+
+
 class MessageColumns(NamedTuple):
     """The fields of `Effective` except the kind, as lists of one length."""
 
@@ -61,6 +135,9 @@ class MessageColumns(NamedTuple):
     timestamp_ms: list[int]
 
 
+_NOTHING = MessageColumns([], [], [], [], [], [], [], [], [], [], [])
+
+
 def next_offsets(offsets: Sequence[int]) -> list[int]:
     """Return the offset to read on from behind each of some successive messages: inside of a pack, the pack's own."""
     return [offset + (offset != after) for offset, after in zip(offsets, [*offsets[1:], -1], strict=False)]
@@ -73,10 +150,16 @@ class Messages(Sequence[Effective]):
     collector nothing, unlike a list of records.
     """
 
-    __slots__ = ("columns",)
+    __slots__ = ("_columns",)
 
     def __init__(self, columns: MessageColumns) -> None:
-        self.columns = columns
+        self._columns: MessageColumns | None = columns
+
+    @property
+    def columns(self) -> MessageColumns:
+        """Return the fields of all."""
+        assert self._columns is not None
+        return self._columns
 
     @classmethod
     def of(cls, records: Iterable[Effective]) -> Messages:
@@ -88,9 +171,17 @@ class Messages(Sequence[Effective]):
     @classmethod
     def joined(cls, parts: Iterable[Messages]) -> Messages:
         """Return the concatenation of the parts."""
-        pieces: Iterable[tuple[list[Any], ...]] = zip(*(part.columns for part in parts), strict=True)
+        pieces: Iterable[tuple[list[Any], ...]] = zip(_NOTHING, *(part.columns for part in parts), strict=True)
         columns: Any = (list(itertools.chain.from_iterable(of_parts)) for of_parts in pieces)
         return cls(MessageColumns(*columns))
+
+    def of_senders(self, keys: Container[bytes | None]) -> Iterable[Effective | Pack]:
+        """Return the messages with these keys; a pack as a whole."""
+        return self.at([index for index, key in enumerate(self.columns.key) if key in keys])
+
+    def size_bytes(self) -> int:
+        """Return the bytes of payloads and headers."""
+        return sum(map(len, filter(None, self.columns.value))) + sum(map(_bytes_in, filter(None, self.columns.headers)))
 
     def __len__(self) -> int:
         return len(self.columns.seqno)
@@ -113,6 +204,101 @@ class Messages(Sequence[Effective]):
             return next(self.at([index]))
         at: Any = (column[index] for column in self.columns)
         return Messages(MessageColumns(*at))
+
+
+class PackedMessages(Messages):
+    """Messages as packs, and messages in no pack between them. The columns are made when they are asked for."""
+
+    __slots__ = ("_ends", "packs")
+
+    def __init__(self, packs: list[Pack]) -> None:
+        self._columns = None
+        self.packs = packs
+        self._ends = list(itertools.accumulate(pack.size for pack in packs))  # in messages
+
+    @property
+    def columns(self) -> MessageColumns:
+        """Return the fields of all."""
+        if self._columns is None:
+            self._columns = _columns_of(self.packs, [*map(int.__sub__, self._ends, [0, *self._ends])])
+        return self._columns
+
+    def of_senders(self, keys: Container[bytes | None]) -> Iterable[Effective | Pack]:
+        """Return the packs, and other messages, with these keys."""
+        return [pack for pack in self.packs if pack.first.key in keys]
+
+    def size_bytes(self) -> int:
+        """Return the bytes of the packs, and of the headers of each message."""
+        return sum(len(pack.first.value or b"") + pack.size * _bytes_in(pack.first.headers) for pack in self.packs)
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    @overload
+    def __getitem__(self, index: int) -> Effective: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Messages: ...
+
+    def __getitem__(self, index: int | slice) -> Effective | Messages:
+        if isinstance(index, slice):
+            begin, end, step = index.indices(len(self))
+            return self._from_to(begin, max(begin, end)) if step == 1 else super().__getitem__(index)
+        at = operator.index(index) + (len(self) if index < 0 else 0)
+        if not 0 <= at < len(self):
+            raise IndexError(index)
+        ((pack,),) = (self._from_to(at, at + 1).packs,)
+        return next(pack.messages())
+
+    def _from_to(self, begin: int, end: int) -> PackedMessages:
+        if begin == end:
+            return PackedMessages([])
+        first, last = bisect.bisect_right(self._ends, begin), bisect.bisect_left(self._ends, end)
+        packs = self.packs[first : last + 1]
+        before = self._ends[last] - packs[-1].size
+        packs[-1] = packs[-1].part(0, end - before)
+        begins = begin - (self._ends[first - 1] if first else 0)
+        packs[0] = packs[0].part(begins, packs[0].size)
+        return PackedMessages(packs)
+
+
+def with_packs(records: Sequence[Effective | Pack], count: int, *, are_messages: bool) -> Sequence[Effective]:
+    """Return packs and other records as a sequence of `count` records. `are_messages`: whether all are messages."""
+    if are_messages and count >= WHOLE_FROM * len(records):
+        return PackedMessages([each if isinstance(each, Pack) else Pack(each) for each in records])
+    apart: list[Effective] = []
+    for each in records:
+        apart += each.messages() if isinstance(each, Pack) else (each,)
+    return Messages.of(apart) if are_messages else apart
+
+
+def _bytes_in(headers: Headers) -> int:
+    return sum(len(value) for _, value in headers)
+
+
+def _columns_of(packs: Sequence[Pack], sizes: Sequence[int]) -> MessageColumns:
+    """Return the fields of all messages. All steps but the cutting of payloads are C's."""
+    if not packs:
+        return Messages.joined([]).columns
+    flat, repeat = itertools.chain.from_iterable, itertools.repeat
+    seqnos, offsets, _, keys, incarnations, local_seqnos, *others = zip(*(pack.first for pack in packs), strict=True)
+    *shared, _, timestamps = others
+
+    def counted(firsts: Iterable[int]) -> list[int]:
+        return list(flat(map(range, firsts, map(int.__add__, firsts, sizes))))
+
+    def same(values: Iterable[Any]) -> list[Any]:
+        return list(flat(map(repeat, values, sizes)))
+
+    columns: Any = (
+        counted(seqnos),
+        *map(same, (offsets, keys, incarnations)),
+        counted(local_seqnos),
+        *map(same, shared),
+        list(flat(pack.payloads for pack in packs)),
+        same(timestamps),
+    )
+    return MessageColumns(*columns)
 
 
 def _made_of(columns: Sequence[Iterable[Any]]) -> Iterator[Effective]:

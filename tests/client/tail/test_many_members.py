@@ -14,7 +14,7 @@ from connectors.client.tail.producers import Producers
 from connectors.client.tail.sharing import share
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.log.data_cursor import DataCursor
-from connectors.kafka.log.effective import Effective
+from connectors.kafka.log.effective import Effective, Pack
 from connectors.testing.memory_clients import MemoryProducer
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.sequencer_thread import SequencerThread
@@ -94,8 +94,9 @@ class Heard:
         self.missed = 0
         self.ended: list[Exception] = []
 
-    def receive(self, records: Sequence[Effective]) -> None:
-        self.seqnos += [record.seqno for record in records]
+    def receive(self, records: Sequence[Effective | Pack]) -> None:
+        for record in records:
+            self.seqnos += [each.seqno for each in (record.messages() if isinstance(record, Pack) else (record,))]
 
     def catch_up(self, gone: HistoryUnavailable, state: SequencerState) -> None:
         self.missed = state.seqno
