@@ -22,6 +22,7 @@ print(json.dumps({world: digest(world) for world in SEEDS}))
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_no_history_depends_on_its_process() -> None:
     """Two processes differ in the hashes of their texts, and in their clocks."""
