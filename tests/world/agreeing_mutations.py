@@ -61,7 +61,7 @@ def data_first(machine: Any) -> Sequence[Output] | None:
     return None
 
 
-def without_seal(found: Any, producer: Any, by: Any) -> SequencerState:
+def without_seal(found: Any, producer: Any, by: Any, *_: object) -> SequencerState:
     """Take over without a seal, so the last job can still write."""
     data, state = found.data, found.state
     if state.epoch:
