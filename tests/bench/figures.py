@@ -25,7 +25,7 @@ MAX_CAST_MS = {"kafka-python": 12, "confluent": 4}
 MIN_MEMBER_TO_BARE, MIN_READ_BACK_TO_BARE = 0.75, 0.5
 MIN_BROADCASTS, MIN_DELIVERIES = 60, 100
 """Least rates of a member with the fast transport, k/s."""
-MIN_PACKED = {"broadcast": 100, "broadcast_many": 200, "batches": 1_000, "process": 1_000}
+MIN_PACKED = {"broadcast": 100, "broadcast_many": 200, "batches": 1_000, "in Arrow": 3_000, "process": 1_000}
 """Least rates with packs, k/s."""
 MIN_PACKED_TO_COPY, MIN_PACKED_TO_PACKED_COPY, MIN_LEDGER_GAIN, MAX_PACKED_BYTES = 4.0, 0.65, 3.0, 0.55
 MIN_RELAY_TO_COPY = 0.8
@@ -242,7 +242,7 @@ TABLES = (
                 at_least(name, MIN_PACKED[name], rows.rates_at("ordered", name))
                 for name in ("broadcast", "broadcast_many")
             ),
-            at_least("batches", MIN_PACKED["batches"], rows.rates_at("delivering", "batches")),
+            *(at_least(name, MIN_PACKED[name], rows.rates_at("delivering", name)) for name in ("batches", "in Arrow")),
         ),
     ),
     Table(

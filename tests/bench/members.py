@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -326,9 +326,18 @@ def deliver(bench: Bench, name: str, count: int) -> Took:
 def deliver_lists(bench: Bench, name: str, count: int) -> Took:
     """Return the seconds from the first list on, for as many deliveries as the other works."""
     with bench.member(name) as member, contextlib.closing(member.deliveries(from_seqno=1, timeout=_PATIENCE_S)) as all_:
-        lists = all_.batches()
-        next(lists)
-        started, left = Took.now(), count
-        while left > 0:
-            left -= len(next(lists))
-        return Took.since(started)
+        return _time_of(map(len, all_.batches()), count)
+
+
+def deliver_arrow(bench: Bench, name: str, count: int) -> Took:
+    """Return the seconds from the first batch on, as `deliver_lists`."""
+    with bench.member(name) as member, contextlib.closing(member.deliveries_arrow(1, _PATIENCE_S)) as all_:
+        return _time_of((batch.num_rows for batch in all_), count)
+
+
+def _time_of(sizes: Iterator[int], count: int) -> Took:
+    next(sizes)
+    started, left = Took.now(), count
+    while left > 0:
+        left -= next(sizes)
+    return Took.since(started)

@@ -30,7 +30,7 @@ _SENDERS = 16
 _PATIENCE_S = 300.0
 _LONGER = 5
 """A backlog of packs is longer by this factor, and so are deliveries."""
-_DELIVERING = {"deliveries": members.deliver, "batches": members.deliver_lists}
+_DELIVERING = {"deliveries": members.deliver, "batches": members.deliver_lists, "in Arrow": members.deliver_arrow}
 
 
 def measure(lab: Lab) -> dict[str, Any]:
