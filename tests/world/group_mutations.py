@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
-from unittest.mock import patch
 
 from kafka.structs import TopicPartition
 
@@ -17,7 +16,6 @@ from connectors.engine.batch import decide as true_decide
 from connectors.engine.writing import Writer, WrittenBatch
 from connectors.kafka.codec.codec import encode_data
 from connectors.kafka.codec.epochs import Note, encode_claim, encode_note
-from connectors.kafka.log import log_state
 from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.log.epoch_log import Epochs
 from connectors.kafka.log.stored_record import StoredRecord, StoredRecords
@@ -148,15 +146,6 @@ def floor_last(found: Any, producer: Any, by: Any, *_: object) -> SequencerState
 def next_epoch(found: Any, producer: Any, by: Any, *_: object) -> SequencerState:
     """Take one more than the last known epoch, as others may."""
     return claim_anew(found, producer, by, is_unique=False)
-
-
-_true_state_at = log_state.state_at
-
-
-def with_old_claims(log: Any, end: int) -> SequencerState:
-    """Compute a state with the claims that were read before the end."""
-    with patch.object(log.epochs, "read", lambda **_: log.epochs.known):
-        return _true_state_at(log, end)
 
 
 def snapshot_in_the_middle(machine: Any) -> Any:
@@ -320,15 +309,6 @@ MUTATIONS = (
         "A sequencer notes the floor after its claim",
         (DIVERGENT, WRONG_STATE),
         ((_CLAIM, floor_last), ("connectors.takeover.survey.check_reach", lambda *_: None)),
-    ),
-    Mutation(
-        "claims-before-end",
-        "A sequencer reads the claims before the end of DATA, and does not survey again behind its claim",
-        WRONG_STATE,
-        (
-            ("connectors.kafka.log.log_state.state_at", with_old_claims),
-            ("connectors.takeover.takeover.Takeover._survey_again", lambda _by, found, _consumer: found),
-        ),
     ),
     Mutation(
         "snapshot-in-the-middle",

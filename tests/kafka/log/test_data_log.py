@@ -175,6 +175,23 @@ def test_the_state_without_the_beginning() -> None:
         log_of(*records, floors=(0, 4), beginning=6).state()
 
 
+def test_a_claim_that_comes_while_a_reader_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The claims are read behind the end of DATA. So a zombie's snapshot behind a seal below that end never counts."""
+    log = log_of(*FIRST, seal(2), ZOMBIE, snapshot(state(1, 3, Seal(1, 1))), floors=(0,))
+    log.epochs.read()
+    kafka: Any = log.connection
+    ask = log._consumer.beginning_offsets
+
+    def claim_first(*args: Any) -> Any:
+        kafka.topics.append(log.epochs.partition, None, *encode_claim(len(FIRST)))
+        return ask(*args)
+
+    monkeypatch.setattr(log._consumer, "beginning_offsets", claim_first)
+    monkeypatch.setattr(log_state, "_FIRST_WINDOW", 2)
+    told = log.state(7)
+    assert (told.epoch, told.seqno) == (2, 2)
+
+
 @pytest.mark.parametrize("end", [3, 4, 5, 6])
 def test_a_purge_at_any_moment(end: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader that knows an end has the state there, or begins again, even if a late claim makes the note needed."""
