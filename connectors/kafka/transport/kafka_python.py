@@ -28,7 +28,7 @@ from connectors.kafka.codec.plain_record import Record
 from connectors.kafka.login.configuration import check_servers
 from connectors.kafka.login.dialects import for_kafka_python
 from connectors.kafka.transport.fetcher import QuickFetcher
-from connectors.kafka.transport.newest_leader import end_of, metadata_request, newest_leaders
+from connectors.kafka.transport.newest_leader import end_of, newest_leaders
 from connectors.kafka.transport.partitioner import partition_of
 from connectors.kafka.transport.seam import NOTHING, POLL_RECORDS, ClusterAddress, Consumer, Producer, Sent
 from ordering.base.records import MAX_RECORD_BYTES
@@ -132,20 +132,6 @@ class _Consumer(_LeavesNothing, KafkaConsumer):  # type: ignore[misc]  # kafka-p
             return super().poll(timeout_ms=timeout_ms)  # type: ignore[no-any-return]
         except LogTruncationError as error:
             raise OffsetOutOfRangeError(error.divergent_offsets) from error
-
-    def partitions_for_topic(self, topic: str) -> set[int]:
-        """Return the partitions. The library would ask for all topics, and there may be thousands of them."""
-        known: set[int] | None = self._manager.cluster.partitions_for_topic(topic)
-        found: set[int] = self._manager.run(self._look_up, topic) if known is None else known
-        return found
-
-    async def _look_up(self, topic: str) -> set[int]:
-        answer = await self._manager.send(metadata_request([topic]))
-        found = {each.partition_index for told in answer.topics if not told.error_code for each in told.partitions}
-        if found:  # of a topic without, the library would log an error each time that it asks
-            self._manager.cluster._topics.add(topic)  # noqa: SLF001
-            await self._manager.cluster.request_update()
-        return found
 
     def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, int]:
         """Return the beginning of each partition."""

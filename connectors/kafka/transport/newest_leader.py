@@ -52,7 +52,7 @@ async def newest_leaders(manager: Any, partitions: Collection[TopicPartition]) -
         with contextlib.suppress(KafkaError):
             # The library would never again ask a broker that has refused a login once.
             manager._auth_failures.pop(broker.node_id, None)  # noqa: SLF001
-            asked[broker.node_id] = manager.send(metadata_request(topics), node_id=broker.node_id)
+            asked[broker.node_id] = manager.send(_metadata_request(topics), node_id=broker.node_id)
     for node, answer in asked.items():
         with contextlib.suppress(KafkaError):
             remaining_ms = max(0.0, deadline - time.monotonic()) * 1000
@@ -88,8 +88,7 @@ async def end_of(manager: Any, partition: TopicPartition, leader: Leader, isolat
     return int(told.offset)
 
 
-def metadata_request(topics: Collection[str]) -> MetadataRequest:
-    """Return the request for the metadata of these topics."""
+def _metadata_request(topics: Collection[str]) -> MetadataRequest:
     named = [MetadataRequest.MetadataRequestTopic(name=topic) for topic in topics]
     return MetadataRequest(topics=named, allow_auto_topic_creation=False)
 

@@ -257,17 +257,3 @@ def test_all_read_the_same_names(broker: EmbeddedBroker) -> None:
             while not found and time.monotonic() < deadline:
                 found = list(consumer.poll(timeout_ms=500).get(place, ()))
             assert [record.headers for record in found] == [[("abcast", b"1"), ("a", b"2"), ("b", b"3")]], name
-
-
-@pytest.mark.broker
-def test_a_consumer_looks_up_a_topic_alone(broker: EmbeddedBroker, caplog: pytest.LogCaptureFixture) -> None:
-    """There may be thousands of others, and kafka-python logs an error for each that it lacks."""
-    connection = Connection(broker.bootstrap_servers, transport="kafka-python")
-    create_topics(connection, "alone", ["aln"])
-    place = TopicPartition("abcast.alone.forward.aln", 0)
-    with contextlib.closing(connection.consumer()) as consumer:
-        assert consumer.partitions_for_topic("abcast.alone.forward.none") == set()
-        assert consumer.partitions_for_topic(place.topic) == {0}
-        assert consumer.end_offsets([place]) == {place: 0}
-        assert consumer._manager.cluster.topics() == {place.topic}  # type: ignore[attr-defined]
-    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
