@@ -81,6 +81,10 @@ class SequencerSilence:
         self.is_half = False
         """Whether half of the time that is too long has passed."""
 
+    def pause(self) -> None:
+        """Count no time until the next look."""
+        self._looked_at = None
+
     def is_long(self, seen: Seen, now: float) -> bool:
         """Compare with the last look; return whether there was nothing new for too long. `now`: of a steady clock."""
         if seen.signs is None:
@@ -149,6 +153,7 @@ class Standby:
                     known = {}
                 elif not known:
                     known = newest_epochs(lookout.epochs(self._finder))
+                    silence.pause()  # who had claimed by now gives signs in the other half
                 elif is_long and not asked:
                     _logger.warning("standby: no sign of a sequencer for a while. This process takes over.")
                     return Turn(known)

@@ -13,7 +13,7 @@ from connectors.kafka.log.same_log import Ledger
 from connectors.kafka.topics.topics import check_topics
 from connectors.storage.location import RemotePath
 from connectors.takeover.takeover import Claimer, Takeover
-from ordering.base.errors import AbcastError
+from ordering.base.errors import AbcastError, StoreUnreachable
 from ordering.sequencer.state import SequencerState
 
 
@@ -64,7 +64,10 @@ class Takeovers:
             return dict.fromkeys(topics, error)
         servable = {group: names for group, names in topics.items() if group not in unservable}
         if servable:
-            claimer = replace(self._claimer, ledger=self._find_ledger())
+            try:
+                claimer = replace(self._claimer, ledger=self._find_ledger())
+            except StoreUnreachable as error:  # groups that are served go on
+                return unservable | dict.fromkeys(servable, error)
             self._running.append((Takeover(claimer, servable), servable))
         return unservable
 

@@ -47,9 +47,10 @@ class LedgerEnd:
         """Return the group's last seqno; 0 without rows. Raises LedgerDamaged, LedgerUnreadable."""
         with self._opening:
             if self._state is None:
-                self._state = TableState()
-                with contextlib.suppress(LedgerOutdated):
+                try:
                     self._state = read_table_state(self.path)
+                except LedgerOutdated:
+                    self._state = TableState()
             return self._state.last_seqno.get(group, 0)
 
     def look_again(self) -> None:
@@ -61,10 +62,11 @@ class LedgerEnd:
         with self._opening:
             if self._looked_at > asked_at:
                 return
-            self._looked_at = time.monotonic()
+            began = time.monotonic()
             newest = None if self._state is None else self._state.newest
             if newest is None or not newest.is_newest(self.path):
                 self._state = self._rows = None
+            self._looked_at = began  # a look that failed serves nobody
 
     def row(self, group: str, seqno: int) -> LedgerRow | None:
         """Return the newest row up to that seqno, if possible one with a sender; None without rows.
@@ -80,7 +82,8 @@ class LedgerEnd:
                 if table is None:
                     return None
                 self._rows = dataset_of(table, self.path)
-        return _read(self._rows, self.path, group, seqno)
+            rows = self._rows
+        return _read(rows, self.path, group, seqno)
 
 
 def _read(rows: Dataset, path: Location, group: str, seqno: int) -> LedgerRow | None:

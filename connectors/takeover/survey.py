@@ -16,7 +16,14 @@ from connectors.kafka.log.same_log import Fit, Ledger, check_reach, fit, lost
 from connectors.kafka.log.stored_record import StoredRecord
 from connectors.kafka.transport import Consumer
 from connectors.takeover import fencing
-from ordering.base.errors import HistoryChanged, HistoryUnavailable, NoSnapshot, UsageError
+from ordering.base.errors import (
+    EnvironmentProblem,
+    HistoryChanged,
+    HistoryUnavailable,
+    NoSnapshot,
+    StoreUnreachable,
+    UsageError,
+)
 from ordering.base.formats import ADDITIONS, FIRST, NEW_GROUPS
 from ordering.base.records import MAX_RECORD_BYTES, Partition
 from ordering.sequencer.state import SequencerState
@@ -113,13 +120,16 @@ def check_sealed(
     """Check that nobody knows of more than `state`, which DATA told before the seal of `epoch`, which ends at `end`.
 
     `signed` was read behind the seal. A ledger that has not grown since the survey tells nothing new. Raises
-    HistoryChanged, HistoryUnavailable, BrokerUnreachable; Fenced if a newer sequencer has claimed, which may have told
-    of more.
+    HistoryChanged, HistoryUnavailable, BrokerUnreachable, StoreUnreachable; Fenced if a newer sequencer has claimed,
+    which may have told of more.
     """
     data = found.data
-    if ledger is not None:
-        ledger.look_again()
-    told = _ask(data, signed, ledger)
+    try:
+        if ledger is not None:
+            ledger.look_again()
+        told = _ask(data, signed, ledger)
+    except EnvironmentProblem as error:  # would end the job, with other groups sealed and not opened
+        raise StoreUnreachable(str(error)) from error
     if data.epochs.known.newest_epoch > epoch:
         fencing.check_not_fenced(data, epoch)
     _reached_end(data, told, end)

@@ -65,6 +65,9 @@ from ordering.sequencer.state import SequencerState
 
 _logger = logging.getLogger(__name__)
 
+_UNTOLD = Signs({}, {}, {})
+"""The signs of life if Kafka tells none."""
+
 GroupCheck = Callable[[SequencerState], object]
 """A check that raises an error if a group with this state can't be served."""
 
@@ -235,7 +238,11 @@ class Takeover:
     def _read_signs(self, groups: Iterable[str]) -> Signs:
         with contextlib.suppress(AbcastError, KafkaError):
             return read_signs(self._by.connection, groups, self._by.site, metadata=self._metadata)
-        return Signs({}, {}, {})
+        return _UNTOLD
+
+    def _read_signs_again(self, group: str) -> Signs:
+        """Return a group's signs of now, or none if Kafka told none at the beginning: each group would wait in vain."""
+        return _UNTOLD if self._signs is _UNTOLD else self._read_signs([group])
 
     def _look_at(self, group: str, consumer: Consumer) -> Survey:
         by, data = self._by, DataLog(self._by.connection, group, self._by.site, consumer)
@@ -255,7 +262,7 @@ class Takeover:
 
     def _survey_again(self, found: Survey, consumer: Consumer) -> Survey:
         """Survey a group behind its claim. Raises HistoryChanged also if DATA no longer has what it had."""
-        newer = self._survey(found.data, consumer, self._read_signs([found.data.topic.group]))
+        newer = self._survey(found.data, consumer, self._read_signs_again(found.data.topic.group))
         _since(found, newer.end)
         return newer
 
@@ -313,7 +320,7 @@ class Takeover:
     def _ask_again(self, found: Survey, state: SequencerState, end: int) -> None:
         """Check that nobody knows of more than DATA had before the seal, which ends at `end`. Raises HistoryChanged."""
         group = found.data.topic.group
-        signed = _signed(self._read_signs([group]), group)
+        signed = _signed(self._read_signs_again(group), group)
         check_sealed(found, state, end, self._by.claimed[group], signed, self._by.ledger)
 
     def _note(self, found: Survey) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import threading
@@ -31,6 +32,7 @@ from connectors.kafka.codec.epochs import Note, encode_claim, encode_note
 from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.log.same_log import Fit, LedgerRow, fit
 from connectors.ledger.last_row import LedgerEnd, other_history, start_after
+from connectors.ledger.table_state import Commit, TableState
 from connectors.takeover import takeover
 from connectors.takeover.fencing import ClaimLost
 from connectors.takeover.group_maintenance import GroupMaintenance
@@ -46,6 +48,7 @@ from ordering.base.errors import (
     HistoryChanged,
     HistoryUnavailable,
     ProtocolViolation,
+    StoreUnreachable,
     UsageError,
 )
 from ordering.base.names import ROLES, Topic
@@ -264,6 +267,46 @@ def test_a_sequencer_that_runs_orders_before_the_seal(
             take_over_groups(Claimer(kafka, SITE, ledger=LedgerEnd(tmp_path / "ledger")), {"g": [FORWARD]})
     else:
         assert take_over_groups(by, {"g": [FORWARD]})["g"].seqno == 5
+
+
+def test_a_look_at_the_ledger_that_fails_serves_nobody(
+    kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Threads that waited for it look themselves."""
+    order(kafka, 3)
+    ledger, times, looks = write_ledger(kafka, tmp_path / "ledger"), iter([1.0, 3.0, 2.0, 4.0, 3.5]), itertools.count()
+    monkeypatch.setattr("connectors.ledger.last_row.time", SimpleNamespace(monotonic=lambda: next(times)))
+
+    def is_newest(_commit: Commit, _table: object) -> bool:
+        if next(looks) == 0:
+            raise StoreUnreachable("the store has too much to do")
+        return True
+
+    monkeypatch.setattr(Commit, "is_newest", is_newest)
+    assert ledger.last_seqno("g") == 3
+    with pytest.raises(StoreUnreachable):
+        ledger.look_again()
+    ledger.look_again()
+    assert next(looks) == 2
+    ledger.look_again()
+    assert next(looks) == 3, "the look that began after it asked serves it"
+
+
+def test_a_ledger_that_cannot_be_read_is_not_an_empty_one(
+    kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    order(kafka, 3)
+    ledger = write_ledger(kafka, tmp_path / "ledger")
+
+    def fail(_table: object) -> TableState:
+        raise StoreUnreachable("the store has too much to do")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("connectors.ledger.last_row.read_table_state", fail)
+        for _ in range(2):
+            with pytest.raises(StoreUnreachable):
+                ledger.last_seqno("g")
+    assert ledger.last_seqno("g") == 3
 
 
 def test_a_sequencer_that_runs_finds_out(kafka: MemoryConnection) -> None:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from connectors.client.deliveries.deliveries import Deliveries, delivery_of, fields_of
 from connectors.client.values.delivery import Delivery
 from connectors.client.values.stream import Stream
+from connectors.kafka.codec.inputs import LATEST_MS
 from connectors.kafka.log.effective import Messages, PackedMessages
 from ordering.base.errors import UsageError
 from ordering.base.records import Headers
@@ -132,10 +133,11 @@ def schema() -> Schema:
 
 
 def _times(of_ms: NDArray[np.int64]) -> Array:
-    """Return times in microseconds; null where the delivery has 0."""
+    """Return times in microseconds; null where the delivery has 0, or more than a timestamp takes."""
     import pyarrow as pa
 
-    return pa.array(of_ms * 1000, pa.timestamp("us", "UTC"), mask=of_ms == 0)
+    is_none = (of_ms == 0) | (of_ms > LATEST_MS)
+    return pa.array(of_ms * 1000, pa.timestamp("us", "UTC"), mask=is_none)
 
 
 def _binary(content: Sequence[bytes], lengths: NDArray[np.int64]) -> Array:

@@ -273,7 +273,7 @@ def with_packs(records: Sequence[Effective | Pack], count: int, *, are_messages:
 
 
 def _bytes_in(headers: Headers) -> int:
-    return sum(len(value) for _, value in headers)
+    return sum(len(name) + len(value) for name, value in headers)
 
 
 def _columns_of(packs: Sequence[Pack], sizes: Sequence[int]) -> MessageColumns:
