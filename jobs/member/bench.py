@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from jobs.terminal.interruption import Held
 from jobs.terminal.options import AsJson, BootstrapServers, KafkaConfig, Site, connection_to
 from jobs.terminal.progress import Progress
 from jobs.terminal.times import seconds
@@ -305,7 +306,8 @@ def _child(target: Callable[..., None], connection: Connection, *arguments: str)
         ensure_running()  # it would let the signals through again
         kept = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
         try:
-            child.start()  # with the signals blocked: a terminal sends them to it, too
+            with Held():  # a half-started child would end with a stack trace
+                child.start()  # with the signals blocked: a terminal sends them to it, too
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, kept)
         theirs.close()

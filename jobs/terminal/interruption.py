@@ -10,8 +10,9 @@ Signals that come close together are one request: `timeout` and shells pass on a
 that is held down repeats. The third request ends the process at once.
 
 KeyboardInterrupt can be lost: numpy turns it into an ImportError while it is loaded, and Python drops exceptions of a
-finalizer. So none is raised while a module is loaded, and it is raised again until the command has taken it: then it is
-being handled, or `taken` was called. If a library turns it into another error, `has_come` still tells.
+finalizer. So none is raised while a module is loaded, or in what must not be torn (`Held`), and it is raised again
+until the command has taken it: then it is being handled, or `taken` was called. If a library turns it into another
+error, `has_come` still tells.
 
 This module is loaded before all others, so it loads next to nothing.
 """
@@ -56,9 +57,20 @@ class _Now:
     is_told = False
     is_raised = False
     is_taken = True
+    is_held = False
 
 
 _now = _Now()
+
+
+class Held:
+    """A context in which KeyboardInterrupt is not raised: a signal that comes is raised behind it, by the timer."""
+
+    def __enter__(self) -> None:
+        _now.is_held = True
+
+    def __exit__(self, *_: object) -> None:
+        _now.is_held = False
 
 
 def end_at_once() -> None:
@@ -204,7 +216,7 @@ def _raise() -> None:
     sys.unraisablehook = _drop_interrupts
     signal.signal(signal.SIGALRM, _came_again)
     signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
-    if _is_handled() or _a_module_is_loaded():
+    if _now.is_held or _is_handled() or _a_module_is_loaded():
         return
     _now.is_raised = True
     raise KeyboardInterrupt

@@ -154,6 +154,30 @@ def test_a_signal_where_it_would_be_lost(tmp_path: Path, how: str) -> None:
     assert (code, out.strip() in ("", "went on"), said) == (130, True, "Aborted.\n")
 
 
+HELD = (
+    STARTED
+    + """
+interruption.raise_in_order()
+try:
+    with interruption.Held():
+        print("begun", flush=True)
+        time.sleep(1)
+        print("whole", flush=True)
+    time.sleep(30)
+except KeyboardInterrupt:
+    interruption.tell()
+    sys.exit(130)
+"""
+)
+
+
+def test_a_signal_in_what_must_not_be_torn() -> None:
+    """The block runs to its end first."""
+    script = Script(HELD)
+    script.signal()
+    assert script.end() == (130, "whole\n", "Aborted.\n")
+
+
 STOPPED = (
     STARTED
     + """

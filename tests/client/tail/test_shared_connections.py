@@ -353,7 +353,7 @@ def in_a_fork(act: Callable[[], object]) -> int:
 def test_headers_count_in_the_window() -> None:
     headers = (("own", b"x" * 1000),)
     record = Effective(1, 0, "message", b"nyc/a", 1, 1, 1, 0, 0, headers, b"y" * 10, 0)
-    assert _size([record, record._replace(headers=())]) == 1000 + 10 + 10
+    assert _size([record, record._replace(headers=())]) == len("own") + 1000 + 10 + 10
 
 
 def test_close_that_is_interrupted_closes_all_the_same(
