@@ -14,7 +14,7 @@ import operator
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, overload
 
-from ordering.base.records import MESSAGE, Headers
+from ordering.base.records import MESSAGE, Headers, headers_bytes
 
 WHOLE_FROM = 4
 """Packs stay whole if the records have so many messages on average. With fewer, taking them apart costs less."""
@@ -181,7 +181,9 @@ class Messages(Sequence[Effective]):
 
     def size_bytes(self) -> int:
         """Return the bytes of payloads and headers."""
-        return sum(map(len, filter(None, self.columns.value))) + sum(map(_bytes_in, filter(None, self.columns.headers)))
+        return sum(map(len, filter(None, self.columns.value))) + sum(
+            map(headers_bytes, filter(None, self.columns.headers))
+        )
 
     def __len__(self) -> int:
         return len(self.columns.seqno)
@@ -229,7 +231,7 @@ class PackedMessages(Messages):
 
     def size_bytes(self) -> int:
         """Return the bytes of the packs, and of the headers of each message."""
-        return sum(len(pack.first.value or b"") + pack.size * _bytes_in(pack.first.headers) for pack in self.packs)
+        return sum(len(pack.first.value or b"") + pack.size * headers_bytes(pack.first.headers) for pack in self.packs)
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
@@ -270,10 +272,6 @@ def with_packs(records: Sequence[Effective | Pack], count: int, *, are_messages:
     for each in records:
         apart += each.messages() if isinstance(each, Pack) else (each,)
     return Messages.of(apart) if are_messages else apart
-
-
-def _bytes_in(headers: Headers) -> int:
-    return sum(len(name) + len(value) for name, value in headers)
 
 
 def _columns_of(packs: Sequence[Pack], sizes: Sequence[int]) -> MessageColumns:
