@@ -102,6 +102,13 @@ class TestSilence:
         assert not silence.is_long(signed(1), 0.0)
         assert not silence.is_long(signed(1), 3600.0)
 
+    def test_a_pause_counts_not(self) -> None:
+        silence = SequencerSilence(4.0)
+        assert not silence.is_long(signed(1), 0.0)
+        for look in range(1, 100):
+            silence.pause()
+            assert not silence.is_long(signed(1), look * LOOK_S)
+
     @given(st.lists(st.tuples(st.floats(0.0, 5.0), st.booleans(), st.booleans())))
     def test_it_is_never_called_early(self, looks: list[tuple[float, bool, bool]]) -> None:
         silence, now, at_ms, last_new = SequencerSilence(4.0), 0.0, 0, 0.0
@@ -480,6 +487,30 @@ def test_a_busy_machine_may_take_its_time_to_answer(kafka: MemoryConnection, mon
 
     monkeypatch.setattr("connectors.kafka.groups.side_by_side.consumer_of_logs", late)
     assert groups.epochs_of_groups(kafka, ["g"], SITE).keys() == {"g"}
+
+
+def test_a_long_reading_of_epoch_is_no_part_of_the_second_half(
+    kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another standby may have claimed by then, and its signs need the time."""
+    read_at: list[float] = []
+
+    def slowly(*given: Any) -> Any:
+        time.sleep(1.0)
+        read_at.append(time.monotonic())
+        return groups.epochs_of_groups(*given)
+
+    monkeypatch.setattr(standby, "_SPREAD_MS", 1)
+    with pytest.MonkeyPatch.context() as elsewhere:
+        elsewhere.setattr("connectors.kafka.codec.epochs.this_host", lambda: "another")
+        with started_job(kafka, None):
+            send(kafka, 1)
+            eventually(lambda: read_signs(kafka, ["g"], SITE).of_groups, what="a sign")
+    waiting = Standby(EngineOptions(kafka, SITE, takeover_after_s=1.0), finder_of(kafka, (SITE,)))
+    waiting._starts = False  # it knows of a sequencer
+    monkeypatch.setattr(standby, "epochs_of_groups", slowly)
+    assert waiting.wait(threading.Event()).replaced
+    assert time.monotonic() - read_at[0] > 0.4
 
 
 def test_a_standby_without_groups_can_be_stopped() -> None:

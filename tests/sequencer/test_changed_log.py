@@ -25,7 +25,9 @@ from connectors.diagnosis.status import read_status
 from connectors.engine.group_supervisor import Taken
 from connectors.engine.job import Sequencers
 from connectors.engine.loop import Loop
+from connectors.engine.options import EngineOptions
 from connectors.engine.sequencing import Sequencing
+from connectors.engine.takeovers import Takeovers
 from connectors.engine.writing import WriteFailed
 from connectors.kafka.codec.codec import decode_data, encode_data, forward_headers
 from connectors.kafka.codec.epochs import Note, encode_claim, encode_note
@@ -33,6 +35,7 @@ from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.log.same_log import Fit, LedgerRow, fit
 from connectors.ledger.last_row import LedgerEnd, other_history, start_after
 from connectors.ledger.table_state import Commit, TableState
+from connectors.storage.location import RemotePath
 from connectors.takeover import takeover
 from connectors.takeover.fencing import ClaimLost
 from connectors.takeover.group_maintenance import GroupMaintenance
@@ -44,6 +47,7 @@ from connectors.testing.memory_topics import OFFSETS
 from connectors.testing.sequencer_thread import SequencerThread
 from ordering.base.errors import (
     BrokerUnreachable,
+    EnvironmentProblem,
     Fenced,
     HistoryChanged,
     HistoryUnavailable,
@@ -267,6 +271,50 @@ def test_a_sequencer_that_runs_orders_before_the_seal(
             take_over_groups(Claimer(kafka, SITE, ledger=LedgerEnd(tmp_path / "ledger")), {"g": [FORWARD]})
     else:
         assert take_over_groups(by, {"g": [FORWARD]})["g"].seqno == 5
+
+
+class Fails(LedgerEnd):
+    """A ledger whose store fails in a way that would end a job, once it is to look again."""
+
+    def look_again(self) -> None:
+        raise EnvironmentProblem("the store says something strange")
+
+
+def test_a_store_that_fails_behind_a_seal_ends_no_job(kafka: MemoryConnection, tmp_path: Path) -> None:
+    """Other groups may be sealed, and not opened. This one is taken over again a moment later."""
+    order(kafka, 3)
+    path = write_ledger(kafka, tmp_path / "ledger").path
+    with pytest.raises(StoreUnreachable, match="something strange"):
+        take_over_groups(Claimer(kafka, SITE, ledger=Fails(path)), {"g": [FORWARD]})
+    assert take_over_groups(Claimer(kafka, SITE, ledger=LedgerEnd(path)), {"g": [FORWARD]})["g"].seqno == 3
+
+
+def test_a_store_that_fails_before_a_takeover_is_told_by_group(
+    kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_path: RemotePath) -> bool:
+        raise StoreUnreachable("the store has too much to do")
+
+    monkeypatch.setattr(RemotePath, "exists", fail)
+    takeovers = Takeovers(EngineOptions(kafka, SITE, ledger=RemotePath("s3a://tables/ledger")), {}, "")
+    assert list(map(str, takeovers.begin({"g": [FORWARD]}).values())) == ["the store has too much to do"]
+    assert not takeovers.is_running
+
+
+def test_signs_that_kafka_does_not_tell_are_asked_for_once(
+    kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind its seal each group would wait for them."""
+    asked = itertools.count()
+
+    def fail(*_: object, **__: object) -> object:
+        next(asked)
+        raise BrokerUnreachable("no broker answers.")
+
+    order(kafka, 3)
+    monkeypatch.setattr(takeover, "read_signs", fail)
+    assert take_over(kafka, "g", SITE).seqno == 3
+    assert next(asked) == 1
 
 
 def test_a_look_at_the_ledger_that_fails_serves_nobody(

@@ -275,3 +275,10 @@ def test_asyncio() -> None:
             assert found == rows_of([delivery async for delivery in bob.deliveries(1, timeout=0)])
 
     asyncio.run(asyncio.wait_for(work(), WAIT))
+
+
+def test_a_time_that_no_timestamp_takes_is_null() -> None:
+    """DATA of a foreign client may have it. Its microseconds would pass an int64, and come out as another time."""
+    late = Effective(1, 0, MESSAGE, b"nyc/a", 1, 1, 1, 0, 10**17, (), b"x", 5)
+    (row,) = in_arrow.record_batch([Messages.of([late])]).to_pylist()
+    assert (row["forwarded_at"], row["sequenced_at"].microsecond) == (None, 5000)

@@ -24,7 +24,7 @@ from connectors.kafka.log.effective import Effective, Messages
 from connectors.takeover.same_forward import changed_inputs, newest_records
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.sequencer_thread import SequencerThread
-from ordering.base.errors import ProtocolViolation
+from ordering.base.errors import ProtocolViolation, Superseded
 from ordering.base.packs import MAX_PACK_MESSAGES, unpacked
 from ordering.base.reader import Reader
 from ordering.base.records import MESSAGE, MESSAGES, Data, Partition, Source
@@ -193,6 +193,24 @@ def test_a_sender_finds_its_own_messages_in_a_pack(kafka: MemoryConnection, tmp_
             kafka.topics.append(PLACE, *encode_data(record))
         assert [receipt.result(WAIT) for receipt in receipts] == [each.seqno for each in sent]
         erin.wait_ordered(0)
+
+
+@pytest.mark.parametrize("at", range(5))
+def test_another_message_in_a_pack_ends_its_sender(kafka: MemoryConnection, at: int) -> None:
+    """Two processes that share an incarnation: the messages before it are ordered, and this one is not the sender's."""
+    with DataLog(kafka, "g", "nyc") as log:
+        state = log.state()
+    with contextlib.suppress(Superseded), Member("g", "nyc/erin", connection=kafka) as erin:
+        receipts = [erin.broadcast(b"%d" % n) for n in range(5)]
+        incarnation, source = receipts[0].message_id.incarnation, Source("abcast.g.forward.nyc", 0, 10_000)
+        pack = [
+            Data(MESSAGE, state.epoch, state.seqno + n, state.view, "nyc/erin", incarnation, n, payload, source)
+            for n, payload in enumerate((b"other" if n == at else b"%d" % n for n in range(5)), 1)
+        ]
+        kafka.topics.append(PLACE, *encode_data(pack_of(pack)))
+        assert [receipt.result(WAIT) for receipt in receipts[:at]] == [each.seqno for each in pack[:at]]
+        with pytest.raises(Superseded):
+            receipts[at].result(WAIT)
 
 
 def test_the_log_tells_where_a_message_stands(kafka: MemoryConnection) -> None:
