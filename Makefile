@@ -64,6 +64,7 @@ simulate: setup ## run SEEDS=1000 simulated histories of each world; with SEED=7
 	@$(BIN)/python -m tests.simulator --groups --seeds $$(($(SEEDS) / 5)) $(ONE) $(ARGS)
 	@$(BIN)/python -m tests.simulator --isis --seeds $$(($(SEEDS) / 2)) $(ONE) $(ARGS)
 	@$(BIN)/python -m tests.simulator --isis-sites --seeds $$(($(SEEDS) / 10)) $(ONE) $(ARGS)
+	@$(BIN)/python -m tests.simulator --restores --seeds $$(($(SEEDS) / 5)) $(ONE) $(ARGS)
 
 lock: setup ## write conf/*.lock anew from pyproject.toml
 	@$(UV) pip compile pyproject.toml $(EXTRAS) --group dev --upgrade $(LOCK_OPTIONS) --output-file conf/requirements-dev.lock

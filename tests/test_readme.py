@@ -30,6 +30,7 @@ def shown_commands() -> list[tuple[str, list[str]]]:
     return shown
 
 
+@pytest.mark.long
 @pytest.mark.broker
 @pytest.mark.slow
 @pytest.mark.timeout(500)
@@ -96,6 +97,7 @@ def run_example(code: str, port: int, cwd: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.broker
 @pytest.mark.slow
 @pytest.mark.timeout(400)

@@ -219,6 +219,7 @@ def test_no_jars_without_the_extra(base: Installed, tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.long
 @pytest.mark.broker
 def test_readme_example(base: Installed, with_jobs: Installed, broker: EmbeddedBroker) -> None:
     """With one process that has the jobs, members need no more than the base: the README's example and the commands

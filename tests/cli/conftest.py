@@ -31,6 +31,7 @@ class Pipeline:
 
     connection: Connection
     directory: Path
+    engine: str
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     @property
@@ -67,11 +68,14 @@ class Pipeline:
             time.sleep(0.2)
 
 
-@pytest.fixture(scope="package")
-def pipeline(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
-    """Yield the pipeline as it is deployed. At the end, SIGTERM must stop it with exit code 0."""
-    found = Pipeline(Connection(broker.bootstrap_servers), tmp_path_factory.mktemp("cli"))
+@pytest.fixture(scope="package", params=["process", pytest.param("spark", marks=pytest.mark.long)])
+def pipeline(
+    request: pytest.FixtureRequest, broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Pipeline]:
+    """Yield the pipeline as it is deployed, on either engine. At the end, SIGTERM must stop it with exit code 0."""
+    found = Pipeline(Connection(broker.bootstrap_servers), tmp_path_factory.mktemp("cli"), request.param)
     options: list[str | Path] = ["--bootstrap-servers", broker.bootstrap_servers, "--site", SITE, "--data", found.data]
+    options += ["--engine", found.engine]
     with background(ABCAST, *deployment.command("compose.yaml", "run"), *options, cwd=found.directory) as run:
         run.wait_for("ready")
         yield found

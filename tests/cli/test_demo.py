@@ -113,6 +113,7 @@ def test_the_play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert max(map(senders.index, lines)) < min(ends)
 
 
+@pytest.mark.long
 @pytest.mark.broker
 @pytest.mark.slow
 @pytest.mark.timeout(300)

@@ -111,6 +111,7 @@ def test_what_is_scraped_is_the_status(broker: EmbeddedBroker, tmp_path: Path) -
     assert "Traceback" not in "".join(run.lines)
 
 
+@pytest.mark.long
 def test_a_ledger_that_fails_again_and_again(broker: EmbeddedBroker, tmp_path: Path) -> None:
     """The order goes on, and the process is not ready until the ledger works again."""
     group = "cli.unwritable"

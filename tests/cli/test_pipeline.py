@@ -149,9 +149,9 @@ def test_from_publish_to_query(pipeline: Pipeline, tmp_path: Path) -> None:
     assert (state["last_seqno"], state["dead_letters"]) == (6, 0)
     assert (state["members"], state["senders"]) == (0, 2)  # `publish` sends and does not join
     assert state["epoch"] >= 1
-    assert (state["lag"], state["sequencer"]["state"], state["sequencer"]["engine"]) == (0, "alive", "spark")
+    assert (state["lag"], state["sequencer"]["state"], state["sequencer"]["engine"]) == (0, "alive", pipeline.engine)
     shown = pipeline.abcast("status", *of_group)
-    assert f"{group}: engine spark, pid " in shown.stdout
+    assert f"{group}: engine {pipeline.engine}, pid " in shown.stdout
     assert state["ledger_lag"] == 0
     where = f"""WHERE group_name = '{group}' AND seqno > 4 ORDER BY seqno"""
     sql = f"SELECT seqno, text(payload) AS text FROM ledger {where}"
@@ -236,7 +236,7 @@ def test_broker_commands(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_spark_submit(pipeline: Pipeline, tmp_path: Path) -> None:
     """`spark-submit jobs/sequence.py` sequences with the same options, and SIGTERM stops it with exit code 0."""
-    group, site = "cli.submit", "submitted"
+    group, site = f"cli.submit-{pipeline.engine}", "submitted"
     create_topics(pipeline.connection, group, [site])
     (tmp_path / "abcast.toml").write_text(f'bootstrap_servers = "{pipeline.connection.bootstrap_servers}"\n')
     script = ROOT / "jobs" / "sequence.py"

@@ -24,6 +24,7 @@ pytestmark = [pytest.mark.crash, pytest.mark.broker]
 HOUR_MS = 3_600_000
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("on_either_engine")
 @pytest.mark.timeout(300)
 def test_partitions_groups_and_clocks(scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:

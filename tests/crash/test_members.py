@@ -26,6 +26,7 @@ def ordered(process: Process) -> set[int]:
     return {int(row[1]) for row in rows if len(row) == 3}
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("on_either_engine")
 def test_killed_before_their_messages_are_ordered(scenario: Scenario) -> None:
     """With an outbox everything accepted is ordered once, in its order; without one, all that had a receipt is.

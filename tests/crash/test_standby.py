@@ -47,6 +47,7 @@ def again(observer: Observer, within_s: float, what: str) -> None:
     assert took < within_s * PATIENCE
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("engine", ["process", pytest.param("spark", marks=pytest.mark.soak)])
 def test_killed_suspended_and_killed_again(scenario: Scenario, engine: str) -> None:
     """Two standbys: each end of a sequencer is noticed, and the one that comes back stands by."""
@@ -92,6 +93,7 @@ HANDOVER_S = 1.0
 """The longest silence of the order in a handover; 0.2 to 0.4 on a quiet machine."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("engine", ["process", pytest.param("spark", marks=pytest.mark.soak)])
 def test_a_rolling_restart(scenario: Scenario, engine: str) -> None:
     """Each handover is silent for a moment only. The one that stands by no more ends, and says why."""

@@ -189,6 +189,7 @@ def test_locks() -> None:
     assert locks.holder("x") is None
 
 
+@pytest.mark.long
 @pytest.mark.broker
 @pytest.mark.crash
 def test_lock_service(connection: Connection, group: str, start: Start) -> None:

@@ -88,6 +88,7 @@ def what_fails(work: Callable[[], object]) -> str:
     return ""
 
 
+@pytest.mark.long
 def test_a_maintainer(secure_broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     """A purge that may not see a topic does not take it for a missing one."""
     monkeypatch.setattr(sequencer, "SNAPSHOT_EVERY_RECORDS", 1)

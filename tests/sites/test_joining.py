@@ -125,6 +125,7 @@ def test_a_site_behind_a_cut_link_leaves_the_view_and_comes_back(make_world: Mak
             bob.close(timeout=WAIT)
 
 
+@pytest.mark.long
 @on_both_engines
 def test_a_joiner_gets_the_state_from_another_site(make_world: MakeWorld, relays_on: str) -> None:
     """The oldest member is far away: the state comes by the relays, and then everything after it, once."""

@@ -21,6 +21,7 @@ RELAYS = "spawn_main"
 """A part of the command of a child; a standby has one for its ledger, and one for its relays while it orders."""
 
 
+@pytest.mark.long
 def test_relays_go_with_the_order(broker: EmbeddedBroker, processes: list[Process], tmp_path: Path) -> None:
     connection = Connection(broker.bootstrap_servers)
     create_topics(connection, GROUP, [HERE, THERE])

@@ -248,6 +248,7 @@ def test_who_can_not_work_disturbs_nobody(options: JobOptions, tmp_path: Path) -
     assert epoch(options, "calm") == 0
 
 
+@pytest.mark.long
 def test_ctrl_c_while_spark_starts_leaves_no_jvm(tmp_path: Path) -> None:
     (tmp_path / "data" / "ledger" / "_delta_log").mkdir(parents=True)
     command = [ABCAST, "query", "--engine", "spark", "--data", tmp_path / "data", "SELECT 1"]
