@@ -13,9 +13,11 @@ deleted or runs twice. It rests on four things only:
   retention has dropped it, the rows behind it are not written, and the query starts anew from the table's last seqno.
   If DATA no longer has the next seqno, the start says so.
 
-A batch is read once if all its records are contiguous (`connectors.ledger.fast_path`): this pass writes a part of the
-rows that the table lacks, beginning with the next seqno, whatever the batch has. Only then is it known whether that was
-all. If not, the batch is read again, and the reading rule finds the rows that are still missing.
+A batch is read once (`connectors.ledger.one_pass`) if the table ends where the writer knows it to end, and the pass
+meets nothing that the driver must see first. The pass writes a part of the rows that the table lacks, beginning with
+the next seqno, whatever the batch has. Only then is it known whether that was all. If not, a second pass looks for
+views and for holes in the offsets, and a third one writes the rows that are still missing, once the views are written
+and the holes are found harmless.
 
 A crash at any point keeps the invariant: the table itself tells its rows, even a part of a batch. kill -9 of the JVM
 frees the lock at the same moment. After kill -9 of Python alone, the JVM finishes its commit under the lock, or does
@@ -27,21 +29,20 @@ the next start reads from the ledger's last seqno and finds them in the table al
 
 from __future__ import annotations
 
+import copy
+import functools
 import logging
 from collections.abc import Callable, Mapping
 
-import numpy as np
-import pyarrow.compute as pc
-from numpy.typing import NDArray
-from pyarrow import Table
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from connectors.kafka.log.data_log import Start
 from connectors.ledger.appending import SparkTable, any_of, create_or_mend, lock_of_tables
-from connectors.ledger.fast_path import Next, contiguous, counted_in
+from connectors.ledger.one_pass import BESIDE as BESIDE
+from connectors.ledger.one_pass import Follower, Followers, Reports, effective_rows
 from connectors.ledger.row import GROUP
-from connectors.ledger.seqno_table import LEDGER, VIEWS, DataSkipped, SeqnoTable
+from connectors.ledger.seqno_table import LEDGER, LEDGER_SCHEMA, VIEWS, DataSkipped, SeqnoTable
 from connectors.ledger.table_job import BatchWriter
 from connectors.ledger.table_state import TableState as TableState
 from connectors.ledger.table_state import appended_in, read_views_state
@@ -49,13 +50,8 @@ from connectors.ledger.table_state import read_table_state as read_table_state
 from connectors.spark import codec as spark_codec
 from connectors.spark.table_store import prepare
 from connectors.storage.location import Location
-from ordering.base.formats import NEWEST, Format, follow
-from ordering.base.kinds import WITHOUT_SEQNO
-from ordering.base.reader import Reader
-from ordering.base.records import MESSAGE, MESSAGES, STRAY, STRAY_EPOCH, VIEW
-
-BESIDE = ("topic", "offset", "count", "format")
-"""Columns of `ledger_rows` that the table does not have."""
+from ordering.base.formats import Format, follow
+from ordering.base.records import MESSAGE, STRAY, STRAY_EPOCH, VIEW
 
 _logger = logging.getLogger(__name__)
 
@@ -74,9 +70,15 @@ def create_tables(spark: SparkSession, data: Location, is_ending: Callable[[], b
 
 def ledger_rows(kafka_rows: DataFrame) -> DataFrame:
     """Rows of Spark's Kafka source over DATA topics → the columns of the ledger, and `BESIDE`."""
+    return rows_reader()(kafka_rows)
+
+
+def rows_reader() -> Callable[[DataFrame], DataFrame]:
+    """Return `ledger_rows` with columns of its own: making them costs Python more than a batch costs Spark to plan."""
     source, sender, is_data = spark_codec.data_field("SOURCE"), F.col("key").cast("string"), spark_codec.is_data()
     kind = F.when(is_data, spark_codec.data_field("KIND")).otherwise(STRAY)
-    return spark_codec.with_fields(kafka_rows).select(
+    fields = spark_codec.fields()
+    columns = [
         spark_codec.group_of(F.col("topic")).alias(GROUP),
         spark_codec.data_number("SEQNO").alias("seqno"),
         F.when(is_data, spark_codec.data_number("EPOCH")).otherwise(STRAY_EPOCH).alias("epoch"),
@@ -96,35 +98,12 @@ def ledger_rows(kafka_rows: DataFrame) -> DataFrame:
             "origin_seqno"
         ),
         F.col("offset").alias("data_offset"),
-        "topic",
-        "offset",
+        F.col("topic"),
+        F.col("offset"),
         spark_codec.data_count().alias("count"),
         spark_codec.data_format().alias("format"),
-    )
-
-
-def each_number(rows: DataFrame) -> DataFrame:
-    """Return the rows, with a row for each number that a record takes.
-
-    A pack becomes its messages, one a row, which share the place of the pack in FORWARD and in DATA. Other records that
-    take several numbers are marks of a restore, or of kinds of a later version. The table keeps its promise of no gap,
-    and has all that a later version needs: the kind in each row, and the rest of the record in the first.
-    """
-    is_pack, place = F.col("kind") == MESSAGES, F.col("place")
-    payloads = spark_codec.payloads_of(F.col("kind"), F.col("payload"), F.col("count"))
-    return (
-        rows.withColumn("payloads", payloads)
-        .drop("payload")
-        .select("*", F.posexplode("payloads").alias("place", "payload"))
-        .withColumns(
-            {
-                "seqno": F.col("seqno") + place,
-                "local_seqno": F.when(is_pack, F.col("local_seqno") + place).otherwise(F.col("local_seqno")),
-                "kind": F.when(is_pack, MESSAGE).otherwise(F.col("kind")),
-            }
-        )
-        .select(*rows.columns)
-    )
+    ]
+    return lambda kafka_rows: kafka_rows.select("*", fields).select(*columns)
 
 
 def view_rows(ledger: DataFrame) -> DataFrame:
@@ -155,10 +134,11 @@ class LedgerWriter(BatchWriter):
     ) -> None:
         super().__init__(is_ending)
         self.starts = starts
-        self._data = path.parent
-        self._followers = {group: _RuleFollower(group, start, beginning) for group, start in starts.items()}
+        self._data, self._beginning = path.parent, beginning
+        self._followers = {group: Follower(start.offset, copy.copy(start.reader)) for group, start in starts.items()}
         self._table = _SparkSeqnoTable(path, read_table_state)
         self._views = _SparkSeqnoTable(self._data / "views", read_views_state)
+        self._passes: _Passes | None = None
 
     def check_tables(self) -> None:
         """Raise LedgerReplaced if a table was deleted or replaced since it was last read or written."""
@@ -166,150 +146,110 @@ class LedgerWriter(BatchWriter):
             table.check()
 
     def _write(self, batch: DataFrame) -> None:
-        rows = ledger_rows(batch)
+        passes = self._passes = self._passes or _Passes(batch.sparkSession)
         self.check_tables()  # first: the lock's directory may be gone with them
         with lock_of_tables(batch.sparkSession, self._data).held(self._is_ending):
-            if not self._append_contiguous(rows):
-                self._append_effective(rows)
+            if not self._append_at_once(batch, passes):
+                self._append_after_a_look(batch, passes)
 
-    def _append_contiguous(self, rows: DataFrame) -> bool:
-        """Append the contiguous records, in one pass; return whether that was all."""
-        held = {group: follower.last_seqno for group, follower in self._followers.items()}
+    def _append_at_once(self, batch: DataFrame, passes: _Passes) -> bool:
+        """Append the rows of the batch in one pass; return whether that was all."""
+        held = {group: follower.reader.last_seqno for group, follower in self._followers.items()}
         if not self._table.holds_just(held):
             return False  # another writer was faster
-        line = contiguous(rows, {group: follower.next for group, follower in self._followers.items()})
-        reached = self._table.append_next(line.rows.drop(*BESIDE))
-        if reached is None:
+        reached = self._table.append_next(passes.rows(batch.coalesce(1), self._followers))
+        met = passes.met()
+        if reached is None or len(met) != 1:
             return False
-        counted = counted_in(line)
-        written = {group: last - held[group] for group, last in reached.items()}
-        if counted is None or not counted.undisturbed:
-            return False
-        if sum(written.values()) + sum(counted.without_seqno.values()) != counted.read:
-            return False
-        for group in written.keys() | counted.without_seqno.keys():
-            messages = written.get(group, 0)
-            self._followers[group].went_on(messages + counted.without_seqno.get(group, 0), messages)
+        for group, follower in met[0].items():
+            if follower.is_over or follower.reader.last_seqno != reached.get(group, held[group]):
+                return False
+        self._go_on(met[0])
         return True
 
-    def _append_effective(self, rows: DataFrame) -> None:
-        """Append the records that the reading rule takes, which a first pass finds."""
-        spans, reached, views, has_counts = self._effective(rows)
-        if not spans:
-            return
-        effective = rows.filter(
-            any_of(
-                F.col("topic").eqNullSafe(topic) & F.col("offset").between(first, last) for topic, first, last in spans
-            )
-        )
+    def _append_after_a_look(self, batch: DataFrame, passes: _Passes) -> None:
+        """Append the rows that the table lacks, after a pass that looks for views and holes."""
+        batch = batch.coalesce(1).sortWithinPartitions("topic", "offset")
+        looking = {group: follower.looking() for group, follower in self._followers.items()}
+        passes.rows(batch, looking).write.format("noop").mode("overwrite").save()
+        if len(reports := passes.met()) != 1:
+            raise DataSkipped("Spark does not tell how far a batch of DATA was read. Reading it again.")
+        looked = reports[0]
+        for group, follower in looked.items():
+            check_look(group, self._followers[group].offset, follower, self._beginning)
+        views = {group: follower.views for group, follower in looked.items() if follower.views}
         if views:
-            self._views.append(view_rows(effective), views)
-        self._table.append((each_number(effective) if has_counts else effective).drop(*BESIDE), reached)
-
-    def _effective(self, rows: DataFrame) -> tuple[list[tuple[str, int, int]], dict[str, int], dict[str, int], bool]:
-        """Apply the reading rule to the rows.
-
-        Return the offset ranges of the records to take; the seqnos of each group's last record and last view in them;
-        and whether a record takes several numbers, or is a pack. Raises LaterVersion, DataSkipped.
-        """
-        ids = rows.select(
-            "topic",
-            GROUP,
-            "offset",
-            "epoch",
-            F.coalesce("seqno", F.lit(0)).alias("seqno"),
-            F.col("kind").isin(*WITHOUT_SEQNO).alias("is_control"),
-            (F.col("kind") == VIEW).alias("is_view"),
-            "count",
-            ((F.col("count") > 1) | (F.col("kind") == MESSAGES)).alias("is_several"),
-            "format",
-        ).toArrow()
-        _check_format(ids)
-        strays = ids.filter(pc.equal(ids["epoch"], STRAY_EPOCH))
-        if len(strays):
-            first = strays.slice(0, 1).to_pylist()[0]
-            _logger.warning(
-                "%d records are not DATA and are skipped, such as %s at offset %d: find out which program writes there",
-                len(strays),
-                first["topic"],
-                first["offset"],
+            is_view = any_of(
+                (F.col(GROUP) == group) & F.col("offset").isin([offset for offset, _ in of_group])
+                for group, of_group in views.items()
             )
-        spans: list[tuple[str, int, int]] = []
-        reached: dict[str, int] = {}
-        views: dict[str, int] = {}
-        for topic in pc.unique(ids["topic"]).to_pylist():
-            of_topic = ids.filter(pc.equal(ids["topic"], topic)).sort_by("offset")
-            group = of_topic[GROUP][0].as_py()
-            offset, epoch, seqno, count = (of_topic[name].to_numpy() for name in ("offset", "epoch", "seqno", "count"))
-            follower = self._followers[group]
-            taken = np.flatnonzero(follower.accept(offset, of_topic["is_control"].to_numpy(), epoch, seqno, count))
-            if len(taken):
-                reached[group] = follower.last_seqno
-                is_view = of_topic["is_view"].to_numpy()[taken]
-                if is_view.any():
-                    views[group] = int(seqno[taken][is_view][-1])
-                breaks = np.flatnonzero(np.diff(taken) > 1)
-                firsts, lasts = taken[np.append(0, breaks + 1)], taken[np.append(breaks, len(taken) - 1)]
-                spans += [(topic, int(offset[a]), int(offset[b])) for a, b in zip(firsts, lasts, strict=True)]
-        return spans, reached, views, pc.any(ids["is_several"]).as_py()
+            last = {group: of_group[-1][1] for group, of_group in views.items()}
+            self._views.append(view_rows(passes.read(batch).filter(is_view)), last)
+        reached = {
+            group: follower.reader.last_seqno
+            for group, follower in looked.items()
+            if follower.reader.last_seqno > self._followers[group].reader.last_seqno
+        }
+        writing = {group: self._followers[group].behind_look(follower) for group, follower in looked.items()}
+        if reached:
+            self._table.append(passes.rows(batch, writing), reached)
+        for met in passes.met():
+            for group, follower in looked.items():
+                if group not in met or not met[group].is_level_with(follower):
+                    raise lacking_records(group, self._followers[group].offset, follower)
+        self._go_on(looked)
+
+    def _go_on(self, met: Followers) -> None:
+        """Go on behind the records that a pass has read."""
+        for group, follower in met.items():
+            self._followers[group] = Follower(follower.offset, follower.reader)
+            if follower.strays:
+                _logger.warning(
+                    "%d records are not DATA and are skipped, such as %s at offset %d: find out which program writes "
+                    "there",
+                    follower.strays,
+                    follower.topic,
+                    follower.first_stray,
+                )
 
 
-def _check_format(ids: Table) -> None:
-    """Raise LaterVersion if a seal says a format that this version does not know."""
-    highest = pc.max(ids["format"]).as_py()
-    if highest > NEWEST.number:
-        row = ids.filter(pc.equal(ids["format"], highest)).slice(0, 1).to_pylist()[0]
-        follow(row["topic"], Format(highest, ""))
+class _Passes:
+    """Passes over batches: their columns, and the accumulator of their reports, are made once."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self.read = rows_reader()
+        self._reports = spark.sparkContext.accumulator(list[dict[str, Follower]](), Reports())
+
+    def rows(self, batch: DataFrame, followers: Followers) -> DataFrame:
+        """Return the rows that the followers take of the batch; forget the reports of earlier passes."""
+        self._reports.value = []
+        one_pass = functools.partial(effective_rows, followers=followers, report=self._reports.add)
+        return self.read(batch).mapInArrow(one_pass, LEDGER_SCHEMA)
+
+    def met(self) -> list[dict[str, Follower]]:
+        """Return the followers of each pass over the rows that `rows` returned."""
+        return self._reports.value
 
 
-class _RuleFollower:
-    """The reading rule over the batches of a group's DATA.
+def check_look(group: str, offset: int, looked: Follower, beginning: Callable[[str], int]) -> None:
+    """Raise DataSkipped or LaterVersion if a look over DATA, from `offset` on, has met records that it can't follow.
 
     Spark silently skips records that retention has dropped (`failOnDataLoss`). A missing record may be the next seqno,
     for which the rule would wait for ever, or a seal, without which the rule would take records of a fenced sequencer.
     So a missing offset must be one that DATA still covers, without a record.
     """
+    if looked.later:
+        follow(looked.topic, Format(looked.later, ""))
+    if looked.is_over or (looked.holes and beginning(group) > looked.holes[0][0]):
+        raise lacking_records(group, offset, looked)
 
-    def __init__(self, group: str, start: Start, beginning: Callable[[str], int]) -> None:
-        self._group = group
-        self._reader = Reader(start.reader.epoch, start.reader.last_seqno)
-        self._next_offset = start.offset
-        self._beginning = beginning
 
-    @property
-    def last_seqno(self) -> int:
-        """The last seqno that the reading rule has taken."""
-        return self._reader.last_seqno
-
-    @property
-    def next(self) -> Next:
-        """The offset, seqno and epoch of the next record if it is contiguous."""
-        return Next(self._next_offset, self._reader.last_seqno + 1, self._reader.epoch)
-
-    def went_on(self, records: int, messages: int) -> None:
-        """Advance by contiguous records: `messages` is the number of those with a seqno."""
-        self._next_offset += records
-        self._reader = Reader(self._reader.epoch, self._reader.last_seqno + messages)
-
-    def accept(
-        self,
-        offset: NDArray[np.int64],
-        is_control: NDArray[np.bool_],
-        epoch: NDArray[np.int64],
-        seqno: NDArray[np.int64],
-        count: NDArray[np.int64],
-    ) -> NDArray[np.bool_]:
-        """Return the mask of the rows taken. The rows are in the order of their offsets. Raises DataSkipped."""
-        wanted = np.append(self._next_offset, offset[:-1] + 1)
-        left_out = wanted[offset > wanted]
-        is_rewound = bool((offset < wanted).any())
-        if is_rewound or (len(left_out) and self._beginning(self._group) > left_out[0]):
-            raise DataSkipped(
-                f"DATA of group {self._group}, read from offset {self._next_offset} on up to {offset[-1]}, lacks "
-                "records: retention has dropped them, or the topic was recreated."
-            )
-        self._next_offset = int(offset[-1]) + 1
-        return self._reader.accept_columns(is_control, epoch, seqno, count)
+def lacking_records(group: str, offset: int, looked: Follower) -> DataSkipped:
+    """Return the error for DATA that lacks records from `offset` on."""
+    return DataSkipped(
+        f"DATA of group {group}, read from offset {offset} on up to {looked.offset - 1}, lacks records: retention has "
+        "dropped them, or the topic was recreated."
+    )
 
 
 class _SparkSeqnoTable(SparkTable[TableState], SeqnoTable[DataFrame]):

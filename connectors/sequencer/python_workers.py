@@ -21,6 +21,7 @@ sys.path[:] = [entry for entry in sys.path if not (entry.startswith(_INSTALLED) 
 import pyspark.worker  # noqa: E402, F401
 from pyspark import daemon  # noqa: E402
 
+from connectors.ledger import one_pass  # noqa: E402, F401
 from connectors.sequencer import agreeing_query, query  # noqa: E402, F401
 
 _work = daemon.worker

@@ -38,8 +38,13 @@ def with_fields(kafka_rows: DataFrame) -> DataFrame:
     Null if the first header is another: sequencers and abcast's clients write it first. A step of its own, so that the
     text is split once, however many of its fields are used.
     """
+    return kafka_rows.select("*", fields())
+
+
+def fields() -> Column:
+    """Return the column that `with_fields` adds."""
     first = F.get(F.col("headers"), F.lit(0))
-    return kafka_rows.select("*", words_of(F.when(first["key"] == HEADER, first["value"])).alias("fields"))
+    return words_of(F.when(first["key"] == HEADER, first["value"])).alias("fields")
 
 
 def is_data() -> Column:

@@ -8,24 +8,39 @@ import numpy as np
 import pytest
 
 from connectors.kafka.log.data_log import Start
+from connectors.ledger.one_pass import Follower, RecordColumns
 from connectors.ledger.seqno_table import DataSkipped
-from connectors.ledger.table import _RuleFollower
+from connectors.ledger.table import check_look
 from ordering.base.reader import Reader
 
 
-def follower(start: Start, beginning: int = 0) -> _RuleFollower:
-    def tell(group: str) -> int:
+class Following:
+    """Looks at batches of group g. DATA has its records from `beginning` on."""
+
+    def __init__(self, start: Start, beginning: int = 0) -> None:
+        self.follower, self.beginning = Follower(start.offset, start.reader), beginning
+
+    @property
+    def last_seqno(self) -> int:
+        return self.follower.reader.last_seqno
+
+    def tell(self, group: str) -> int:
         assert group == "g"
-        return beginning
-
-    return _RuleFollower("g", start, tell)
+        return self.beginning
 
 
-def accept(reader: _RuleFollower, rows: Sequence[tuple[int, int, int]]) -> list[int]:
+follower = Following
+
+
+def accept(reader: Following, rows: Sequence[tuple[int, int, int]]) -> list[int]:
     """Return the seqnos that are taken of (offset, epoch, seqno); seqno 0 is a seal."""
     offset, epoch, seqno = (np.array(column, dtype=np.int64) for column in zip(*rows, strict=True))
-    taken = reader.accept(offset, seqno == 0, epoch, seqno, np.ones_like(seqno))
-    return [int(number) for number in seqno[taken]]
+    looking = reader.follower.looking()
+    ones, none = np.ones_like(seqno), np.zeros_like(seqno, dtype=np.bool_)
+    places = looking.read(RecordColumns(offset, epoch, seqno, ones, ones, seqno == 0, none))
+    check_look("g", reader.follower.offset, looking, reader.tell)
+    reader.follower = looking
+    return [int(number) for number in seqno[places == 0]]
 
 
 def run(first_offset: int, epoch: int, *seqnos: int) -> list[tuple[int, int, int]]:

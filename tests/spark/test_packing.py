@@ -107,7 +107,7 @@ class Lacking:
             raise ModuleNotFoundError(name)
 
 sys.meta_path.insert(0, Lacking())
-import connectors.ledger.fast_path, connectors.sequencer.agreeing_query, connectors.sequencer.python_workers
+import connectors.ledger.one_pass, connectors.sequencer.agreeing_query, connectors.sequencer.python_workers
 import connectors.sequencer.query
 import connectors.spark.codec, connectors.spark.first_task
 """

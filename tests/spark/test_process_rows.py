@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from kafka.structs import TopicPartition
@@ -16,15 +17,15 @@ from connectors.kafka.codec.codec import encode_data
 from connectors.kafka.log.data_cursor import DataCursor
 from connectors.kafka.log.data_log import Start
 from connectors.ledger.casts.writer import cast_rows
+from connectors.ledger.one_pass import Follower, effective_rows
 from connectors.ledger.process.casts import CastTable
 from connectors.ledger.process.job import _Headers
 from connectors.ledger.process.rows import ledger_rows, view_rows
-from connectors.ledger.table import BESIDE, each_number
 from connectors.ledger.table import ledger_rows as rows_by_spark
 from connectors.ledger.table import view_rows as views_by_spark
 from connectors.testing.memory_kafka import MemoryConnection
 from ordering.base.kinds import WITHOUT_SEQNO
-from ordering.base.packs import MAX_PACK_MESSAGES, encode_pack
+from ordering.base.packs import encode_pack
 from ordering.base.reader import Lost, Reader
 from ordering.base.records import MESSAGE, MESSAGES, RESTORED, VIEW, Data, Source
 from ordering.casts.casts import CAUSAL, FIFO, Cast
@@ -78,28 +79,16 @@ def test_the_rows_are_the_same(spark: SparkSession, tmp_path: Path) -> None:
         Row(r.topic, r.partition, r.offset, r.key, r.value, r.headers, r.timestamp)
         for r in kafka.topics.partitions[PLACE]
     ]
-    by_spark = each_number(rows_by_spark(source_frame(spark, stored)))
-    wanted = by_spark.drop(*BESIDE).orderBy("seqno").toArrow().to_pylist()
+    batches = rows_by_spark(source_frame(spark, stored)).orderBy("offset").toArrow().to_batches()
+    followers = {"g": Follower(0, Reader()).looking()}
+    by_spark = effective_rows(batches, followers=followers, report=lambda _: None)
+    wanted = pa.Table.from_batches(by_spark).to_pylist()
     assert [row["seqno"] for row in ours] == list(range(1, len(ours) + 1))
     for mine, theirs in zip(ours, wanted, strict=True):
         assert {name: mine[name] for name in theirs} == theirs
     views = views_by_spark(rows_by_spark(source_frame(spark, stored))).orderBy("seqno").toArrow().to_pylist()
     assert our_views == views
     assert our_views
-
-
-@pytest.mark.timeout(60)
-def test_full_packs_are_split_in_linear_time(spark: SparkSession) -> None:
-    """Cubic, as it was, a single pack took minutes."""
-    payloads = [b"p" * (n % 60) for n in range(MAX_PACK_MESSAGES)]
-    source = Source("abcast.g.forward.nyc", 2, 77)
-    packs = [
-        Data(MESSAGES, 1, 1 + number * len(payloads), 0, "nyc/a", 1, 1, encode_pack(payloads), source, count=1_000)
-        for number in range(5)
-    ]
-    rows = [Row(PLACE.topic, 0, at, *encode_data(pack), TIMESTAMP_MS) for at, pack in enumerate(packs)]
-    split = each_number(rows_by_spark(source_frame(spark, rows))).orderBy("seqno").select("payload").toArrow()
-    assert split["payload"].to_pylist() == payloads * len(packs)
 
 
 def test_the_casts_are_the_same(spark: SparkSession, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ compare-and-set.
 
 from __future__ import annotations
 
-import itertools
+import copy
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -14,11 +14,12 @@ import numpy as np
 
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.log.data_log import DataLog
-from connectors.ledger.table import _RuleFollower
+from connectors.ledger.one_pass import Follower, RecordColumns
+from connectors.ledger.table import check_look
 from ordering.base.errors import HistoryUnavailable
 from ordering.base.kinds import WITHOUT_SEQNO
 from ordering.base.packs import unpacked
-from ordering.base.records import Data
+from ordering.base.records import VIEW, Data
 
 GROUP = "g"
 
@@ -51,8 +52,7 @@ class LedgerWriter:
         self.connection, self.site, self.table, self.group = connection, site, table, group
         self._batch: list[Data] = []
         self._known = 0, 0
-        self._follower: _RuleFollower | None = None
-        self._next = 0
+        self._follower: Follower | None = None
 
     def _log(self) -> DataLog:
         return DataLog(self.connection, self.group, self.site)
@@ -67,30 +67,48 @@ class LedgerWriter:
             if self._follower is None:
                 self._look()
                 start = log.after(self._known[1])
-                self._next, self._batch = start.offset, []
-                self._follower = _RuleFollower(self.group, start, lambda _: log.beginning())
+                self._follower, self._batch = Follower(start.offset, start.reader), []
             if self._batch:
                 return
-            until = min(log.end(), self._next + count)
+            until = min(log.end(), self._follower.offset + count)
             try:
-                stored = list(log.records(self._next, until))
+                stored = list(log.records(self._follower.offset, until))
             except HistoryUnavailable:  # the other writer has read it
                 self.crash()
                 return
-        if stored:
-            data = [each.data for each in stored]
-            numbers = partial(np.array, dtype=np.int64)
-            taken = self._follower.accept(
-                numbers([each.offset for each in stored]),
-                np.array([each.kind in WITHOUT_SEQNO for each in data], dtype=np.bool_),
-                numbers([each.epoch for each in data]),
-                numbers([each.seqno for each in data]),
-                numbers([each.count for each in data]),
-            )
-            effective = (record for record, is_taken in zip(data, taken.tolist(), strict=True) if is_taken)
-            for each in itertools.chain.from_iterable(map(unpacked, effective)):
-                self._batch += [replace(each, seqno=each.seqno + at, count=1) for at in range(each.count)]
-        self._next = until
+            if stored:
+                self._batch = self._read(self._follower, [(each.offset, each.data) for each in stored], log)
+
+    def _read(self, before: Follower, stored: Sequence[tuple[int, Data]], log: DataLog) -> list[Data]:
+        """Return the rows of a batch, in the passes that `connectors.ledger.table` makes over it."""
+        data = [record for _, record in stored]
+        numbers = partial(np.array, dtype=np.int64)
+        records = RecordColumns(
+            numbers([offset for offset, _ in stored]),
+            numbers([each.epoch for each in data]),
+            numbers([each.seqno for each in data]),
+            numbers([each.count for each in data]),
+            numbers([each.format.number for each in data]),
+            np.array([each.kind in WITHOUT_SEQNO for each in data], dtype=np.bool_),
+            np.array([each.kind == VIEW for each in data], dtype=np.bool_),
+        )
+        at_once = copy.deepcopy(before)
+        places, follower = at_once.read(records), at_once
+        if at_once.is_over:
+            looking = before.looking()
+            looking.read(records)
+            check_look(self.group, before.offset, looking, lambda _: log.beginning())
+            follower = before.behind_look(looking)
+            places = follower.read(records)
+            assert follower.is_level_with(looking)
+        self._follower = Follower(follower.offset, follower.reader)
+        rows = list[Data]()
+        for record, place in zip(data, places.tolist(), strict=True):
+            each_seqno = [
+                replace(each, seqno=each.seqno + at, count=1) for each in unpacked(record) for at in range(each.count)
+            ]
+            rows += each_seqno[place:] if place >= 0 else []
+        return rows
 
     def _look(self) -> None:
         self._known = self.table.version, self.table.last_seqno

@@ -1,7 +1,7 @@
 """The table `casts`: the messages in FIFO and causal order, each once. They have no seqno.
 
 Casts have a table of their own. The ledger is exact because seqnos form one line without a gap: the end of the line
-says where to go on, and a batch is compared with it, row by row (`connectors.ledger.fast_path`). Casts form no such
+says where to go on, and a batch is compared with it, row by row (`connectors.ledger.one_pass`). Casts form no such
 line: they come from several partitions, each with its own numbers, some of them repeated. `abcast query` joins both
 tables in the view `messages`.
 
