@@ -128,28 +128,27 @@ def _defaults(kind: Any) -> dict[int, object]:
 
 def _plain_text(value: object) -> object:
     """Return a value that JSON can write, as `_plain` does, with bytes as text where they are."""
-    is_text = isinstance(value, bytes) and value.isascii() and value.decode("ascii").isprintable()
-    return _TEXT + value.decode("ascii") if is_text and isinstance(value, bytes) else _plain(value)
+    if type(value) is bytes and value.isascii() and (text := value.decode("ascii")).isprintable():
+        return _TEXT + text
+    return _plain(value)
 
 
 def _plain(value: object) -> object:
     """Return a value that JSON can write. JSON itself writes tuples, named ones too, as lists."""
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode("ascii")
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        later = _later(type(value))
-        return _without_defaults(value, later) if later else _values(value)
-    raise TypeError(f"{value!r:.40} can't be stored")
+    if type(value) is bytes:
+        return binascii.b2a_base64(value, newline=False).decode("ascii")
+    later = _later(type(value))
+    return _without_defaults(value, later) if later else _values(value)
 
 
 _WITH_TEXT, _WITHOUT_TEXT = (
-    json.JSONEncoder(separators=(",", ":"), default=default) for default in (_plain_text, _plain)
+    json.JSONEncoder(separators=(",", ":"), default=default, check_circular=False) for default in (_plain_text, _plain)
 )
 
 
 @functools.cache
 def _later(kind: Any) -> int:
-    """Return the number of a dataclass's `LATER` fields."""
+    """Return the number of a dataclass's `LATER` fields. Raises TypeError for another type."""
     return sum(bool(field.metadata) for field in dataclasses.fields(kind))
 
 

@@ -5,10 +5,8 @@
 
 from __future__ import annotations
 
-import functools
-import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -108,11 +106,6 @@ class Unsaid:
     told: list[ReadReport] = field(default_factory=list)
     urgent: dict[str, int] = field(default_factory=dict)
     before: bytes = b""
-
-
-_NUMBERS = re.compile(rb"(0|[1-9][0-9]*)")
-_AS_TEXT, _AS_NUMBERS = b"=", b"+"
-"""The two forms of changes: text that the state before does not have, or the differences of its numbers."""
 
 
 class Waiting(NamedTuple):
@@ -241,63 +234,13 @@ def stated(state: SiteState) -> bytes:
 
 
 def changes(before: bytes, after: bytes) -> bytes:
-    """Return the changes from the state `before`, which is all that an entry has of its state if it is no base.
-
-    Mostly some numbers are higher, and the text between them is the same. Then the differences of the numbers suffice.
-    """
-    old, new = _words(before), _words(after)
-    if old[::2] != new[::2]:
-        return _AS_TEXT + deflated(after, before)
-    steps = (
-        b"\0" if here == there else _varint(int(here) - int(there))
-        for there, here in zip(old[1::2], new[1::2], strict=True)
-    )
-    return _AS_NUMBERS + deflated(b"".join(steps), b"")
-
-
-@functools.lru_cache(maxsize=4)
-def _words(state: bytes) -> list[bytes]:
-    """Return texts and numbers in turn. The state after an entry is the one before the next entry.
-
-    So one a group suffices. A process that takes turns with more than four splits again, since a list has ten times the
-    bytes of its state.
-    """
-    return _NUMBERS.split(state)
+    """Return the changes from the state `before`, which is all that an entry has of its state if it is no base."""
+    return deflated(after, before)
 
 
 def _after(before: bytes, changes: bytes) -> bytes:
     """Return the inverse of `changes`. Raises ProtocolViolation."""
     try:
-        if changes.startswith(_AS_TEXT):
-            return inflated(changes[1:], MAX_INFLATED_BYTES, before)
-        if not changes.startswith(_AS_NUMBERS):
-            raise ValueError(f"{changes[:1]!r} is no form")
-        words = _NUMBERS.split(before)
-        steps = _ints(inflated(changes[1:], MAX_INFLATED_BYTES, b""))
-        words[1::2] = [b"%d" % (int(word) + step) for word, step in zip(words[1::2], steps, strict=True)]
-        return b"".join(words)
+        return inflated(changes, MAX_INFLATED_BYTES, before)
     except ValueError as error:
         raise ProtocolViolation(f"no changes of a site's state: {error}") from error
-
-
-def _varint(step: int) -> bytes:
-    """Return a number with its sign in its last bit, seven bits a byte, the lowest first."""
-    rest, out = (step << 1) ^ (-1 if step < 0 else 0), bytearray()
-    while rest > 0x7F:
-        out.append(rest & 0x7F | 0x80)
-        rest >>= 7
-    out.append(rest)
-    return bytes(out)
-
-
-def _ints(raw: bytes) -> Iterator[int]:
-    """Yield the numbers of a sequence of `_varint`s. Raises ValueError if the last one is cut off."""
-    rest = shift = 0
-    for byte in raw:
-        rest |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:
-            yield rest >> 1 ^ -(rest & 1)
-            rest = shift = 0
-    if shift:
-        raise ValueError("it is cut off")

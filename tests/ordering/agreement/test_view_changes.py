@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tracemalloc
 from dataclasses import replace
 from itertools import pairwise
 
@@ -51,20 +50,6 @@ def test_where_only_numbers_are_others_it_is_short(number: int, position: int, c
     first = replace(first_state("g7", "s0", ("s0", "s00")), number=3, position=11)
     second = replace(first, number=number, position=position, complete=complete)
     assert len(changes(stated(first), stated(second))) < 60
-
-
-def test_few_states_are_kept() -> None:
-    """A large state costs what a few of it do."""
-
-    def state(n: int) -> bytes:
-        return json.dumps([[f"n-{at}", n * at] for at in range(1_000)]).encode()
-
-    tracemalloc.start()
-    for pair in pairwise(map(state, range(40))):
-        changes(*pair)
-    kept, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert kept < 100 * len(state(40))
 
 
 @given(
