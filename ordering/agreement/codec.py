@@ -59,6 +59,21 @@ def decode(kind: type[T], raw: bytes, check: Callable[[object], None] = lambda _
     try:
         plain = json.loads(raw)
         check(plain)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ProtocolViolation(f"not a {kind.__name__}: {error}") from error
+    return value_of(kind, plain)
+
+
+def plain_of(value: object) -> object:
+    """Return the JSON value of a message, with bytes that are text as such."""
+    if isinstance(value, tuple):
+        return list(map(plain_of, value))
+    return _plain_text(value) if isinstance(value, bytes) else value
+
+
+def value_of(kind: type[T], plain: object) -> T:
+    """Return the inverse of `plain_of` for values of type `kind`. Raises ProtocolViolation."""
+    try:
         return cast("T", _reader(cast("Any", kind))(plain))
     except (ValueError, TypeError, RecursionError) as error:
         raise ProtocolViolation(f"not a {kind.__name__}: {error}") from error
@@ -137,7 +152,7 @@ def _plain(value: object) -> object:
     """Return a value that JSON can write. JSON itself writes tuples, named ones too, as lists."""
     if type(value) is bytes:
         return binascii.b2a_base64(value, newline=False).decode("ascii")
-    later = _later(type(value))
+    later = _later(cast("Any", type(value)))
     return _without_defaults(value, later) if later else _values(value)
 
 
@@ -186,6 +201,8 @@ def _reader(kind: Any) -> _Reader:
         return _bytes
     if kind in (bool, str):
         return _exactly(kind)
+    if kind is object:  # any JSON value
+        return lambda plain: plain
     return _record(lambda values: kind(*values), tuple(map(_reader, _fields(kind))), _defaults(kind))
 
 

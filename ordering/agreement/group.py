@@ -33,7 +33,7 @@ from ordering.agreement.sites.other_logs import OUT_FOR_GOOD
 from ordering.agreement.sites.sequenced import Sequenced
 from ordering.agreement.state import Tick
 from ordering.base.errors import Disagreement, HistoryUnavailable, LaterVersion, ProtocolViolation
-from ordering.base.records import ENTRY, EPOCH, Data, Exclusion
+from ordering.base.records import EPOCH, Data, Exclusion
 from ordering.sequencer.sequencer import begin_batch
 from ordering.sequencer.state import SequencerState
 
@@ -183,8 +183,7 @@ class Group:
         `read_entry` parses the record as an entry. Raises Disagreement, LaterVersion.
         """
         try:
-            counts = judge(self.site.logs.row(site), record)[1]
-            entry = read_entry(record) if record.kind == ENTRY and counts else None
+            entry = read_entry(record) if judge(self.site.logs.row(site), record) else None
         except LaterVersion:
             raise
         except ProtocolViolation:

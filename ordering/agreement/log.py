@@ -19,9 +19,9 @@ import functools
 import re
 from collections.abc import Callable, Iterable, Iterator
 from hashlib import blake2b
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
-from ordering.agreement.codec import decode, encode
+from ordering.agreement.codec import decode, encode, plain_of, value_of
 from ordering.agreement.formation import ProcessIncarnation, View
 from ordering.agreement.hold_back import Run
 from ordering.agreement.messages import (
@@ -41,6 +41,8 @@ from ordering.base.errors import ProtocolViolation
 from ordering.base.formats import FIRST, later
 from ordering.base.reader import Reader, Verdict
 from ordering.base.records import ENTRY, EPOCH, MESSAGE, Data
+
+T = TypeVar("T")
 
 _DIGEST_BYTES = 8
 _NUMBER = re.compile(r"[0-9]{1,18}")
@@ -145,11 +147,11 @@ class OrderedRun(NamedTuple):
 
 
 class SiteMessage(NamedTuple):
-    """A message of the agreement to some sites."""
+    """A message of the agreement to some sites. `body` is a JSON value, and in format 1 a text of JSON."""
 
     receivers: tuple[str, ...]
     kind: str
-    body: str
+    body: object
 
 
 class LogRow(NamedTuple):
@@ -250,30 +252,33 @@ def _check_readable(fields: Any) -> None:
         raise later(f"an entry is readable from format {needed} on, and this version of abcast reads {FORMAT}", version)
 
 
-def judge(row: LogRow, record: Data) -> tuple[LogRow, bool]:
-    """Return a log's row after its next record, and whether the record is an entry that counts.
+def judge(row: LogRow, record: Data) -> bool:
+    """Whether a log's next record is an entry that counts, by the rule of `ordering.base.reader`.
 
-    The record is an entry or a seal. Only its epoch and number decide, by the rule of `ordering.base.reader`; `read_on`
-    looks at digests, too.
+    The record is an entry or a seal. Only its epoch and number decide; `read_on` looks at digests, too.
     """
+    return record.kind == ENTRY and _accept(row, record.epoch, record.local_seqno)[1]
+
+
+def _accept(row: LogRow, epoch: int, number: int | None) -> tuple[Reader, bool]:
+    """Return the reader of a log after its next record, and whether that counts. `number` is None for a seal."""
     reader = Reader(row.epoch, row.number)
-    kind, number = (MESSAGE, record.local_seqno) if record.kind == ENTRY else (EPOCH, 0)
-    verdict = reader.accept(kind, record.epoch, number)
-    return row._replace(epoch=reader.epoch, number=reader.last_seqno), verdict is Verdict.TAKE
+    verdict = reader.accept(MESSAGE, epoch, number) if number is not None else reader.accept(EPOCH, epoch, 0)
+    return reader, verdict is Verdict.TAKE
 
 
 def read_on(row: LogRow, epoch: int, entry: Entry | None) -> tuple[LogRow, bool]:
     """Judge a record as `judge` does, with its content: an entry counts if it follows the last one that did.
 
-    `entry` is None for a seal. An entry that does not follow makes the row `is_broken`.
+    Return the log's row after it, too. `entry` is None for a seal. An entry that does not follow makes the row
+    `is_broken`.
     """
-    bare = Data(EPOCH, epoch) if entry is None else Data(ENTRY, epoch, local_seqno=entry.number)
-    behind, counts = judge(row, bare)
+    reader, counts = _accept(row, epoch, None if entry is None else entry.number)
     if entry is None or not counts:
-        return behind, False
+        return row._replace(epoch=reader.epoch, number=reader.last_seqno), False
     if entry.before != row.digest:
-        return row._replace(epoch=behind.epoch, is_broken=True), False
-    return behind._replace(digest=entry.digest, is_broken=False), True
+        return row._replace(epoch=reader.epoch, is_broken=True), False
+    return row._replace(epoch=reader.epoch, number=entry.number, digest=entry.digest, is_broken=False), True
 
 
 def counting(log: Iterable[Data], read_entry: Callable[[Data], Entry]) -> list[Entry]:
@@ -287,7 +292,7 @@ def counting(log: Iterable[Data], read_entry: Callable[[Data], Entry]) -> list[E
         if record.kind == EPOCH:
             row = read_on(row, record.epoch, None)[0]
             continue
-        if index and not judge(row, record)[1]:
+        if index and not judge(row, record):
             continue
         entry = read_entry(record)
         if not index:
@@ -358,21 +363,20 @@ class _AllTold(NamedTuple):
     told: tuple[ReadReport, ...]
 
 
-def write_told(told: Iterable[ReadReport]) -> SiteMessage:
+def write_told(told: Iterable[ReadReport], of_format: int = FIRST.number) -> SiteMessage:
     """Return the reports as a letter of an entry."""
-    return SiteMessage((), CONTENTS, encode(_AllTold(tuple(told))).decode("ascii"))
+    return SiteMessage((), CONTENTS, _body(_AllTold(tuple(told)), of_format))
 
 
 def read_told(letters: Iterable[SiteMessage]) -> tuple[ReadReport, ...]:
     """Return each `ReadReport` in the letters of an entry. Raises ProtocolViolation if one can't be decoded."""
     written = (letter for letter in letters if letter.kind == CONTENTS)
-    return tuple(told for letter in written for told in decode(_AllTold, letter.body.encode("utf-8")).told)
+    return tuple(told for letter in written for told in _read_body(_AllTold, letter.body).told)
 
 
 def write_letter(receivers: tuple[str, ...], message: Message, of_format: int = FIRST.number) -> SiteMessage:
     """Return a message as a letter of an entry."""
-    body = encode(message, as_text=of_format > FIRST.number)
-    return SiteMessage(receivers, _NAMES[type(message)], body.decode("ascii"))
+    return SiteMessage(receivers, _NAMES[type(message)], _body(message, of_format))
 
 
 def read_letter(letter: SiteMessage) -> Message:
@@ -380,4 +384,12 @@ def read_letter(letter: SiteMessage) -> Message:
     kind = _KINDS.get(letter.kind)
     if kind is None:
         raise ProtocolViolation(f"{letter.kind!r:.40} is no message of the agreement between sites.")
-    return cast("Message", decode(kind, letter.body.encode("utf-8")))
+    return cast("Message", _read_body(kind, letter.body))
+
+
+def _body(value: object, of_format: int) -> object:
+    return plain_of(value) if of_format > FIRST.number else encode(value).decode("ascii")
+
+
+def _read_body(kind: type[T], body: object) -> T:
+    return decode(kind, body.encode("utf-8")) if isinstance(body, str) else value_of(kind, body)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 
-from ordering.agreement.log import Entry, ranges_of
+from ordering.agreement.log import Entry
 from ordering.base.canonical import deflated, inflated, inflated_first
 from ordering.base.errors import ProtocolViolation
 from ordering.base.formats import FIRST
@@ -14,17 +14,14 @@ from ordering.sequencer.state import MAX_INFLATED_BYTES
 _DEFLATED = b"\x02"
 """The first byte of an entry that is not gzip'd."""
 _WORDS = (
-    b"abcast..forward. \n"
-    b'["hears","[1,[[\\"","join","prepare","promise","refuse","accept","accepted","decided","beat","[1]"'
-    b'[,1,,[[["\x02"],"propose","[1,0,,[,]]"],[["\x02","\x03"],"propose","[1,2,,[]]"],[["\x03"],"finals","[1,,[[,2],[,1]]]"],'
-    b'[["\x02","\x04"],"send","[1,,[[\\"~\x01\x03-0  \\",6]],[]]"],[["\x02"],"propose","[1,0,,[]]"],'
-    b'[["\x02","\x04"],"finals","[1,,[[,2]]]"],[["\x02","\x04"],"known","[1,[,,],]"],'
-    b'[[],"contents","[[[\\"\x01\x03-0\\",,,[]]]]"]],[[,["\x04",0],["~\x01\x04-0  ",6],[]],'
-    b'[,["\x02",0],["~\x01\x02-0  ",4],[]],[,["\x03",0],["~\x01\x03-0  ",5],[]]],"~",,"~","=",'
-    b'[["\x02",1,,,"=",false,],["\x03",1,,,"=",false,],["\x04",1,,,"=",false,]],2,2,"0.2.0",]'
+    b'["hears","join","prepare","promise","refuse","accept","accepted","decided","beat",[1]'
+    b'[0,1,,[[["a"],"propose",[1,2,,[,]]],[["a","b"],"send",[1,,[["~abcast.a.forward.b-0  ",6]],[]]],'
+    b'[["a"],"propose",[1,1,,[]]],[["a"],"propose",[1,0,,[]]],[["a","b"],"finals",[1,,[[,0],[,2],[,1]]]],'
+    b'[["a","b"],"known",[1,[,,],]],[[],"contents",[[["abcast.a.forward.b-0",,,[]]]]]],'
+    b'[[,["a",0],["~abcast.a.forward.a-0  ",1],[]],[,["b",0],["~abcast.a.forward.b-0  ",1],[]]],'
+    b'"~",,"~","=",[["a",1,,,"=",false,],["b",1,,,"=",false,]],2,2,"0.2.0",]'
 )
-"""Text that most entries have in common. It is part of the format: another dictionary could read no entry."""
-_MAX_NAMES = 31
+"""An entry without most names and numbers. It is part of the format: another dictionary could read no entry."""
 _ROOM_BYTES = 1024
 """An upper bound for a record's parts other than its value."""
 
@@ -36,7 +33,7 @@ def write_entry(entry: Entry) -> Data:
     else:
         behind = b"" if entry.is_whole else entry.state
         bare = entry if entry.is_whole else entry._replace(state=b"")
-        payload = _DEFLATED + deflated(_with_names_once(bare), _WORDS) + behind
+        payload = _DEFLATED + deflated(bare.to_bytes(), _WORDS) + behind
     if len(payload) > MAX_RECORD_BYTES - _ROOM_BYTES:
         raise ProtocolViolation(
             f"this site's state of the agreement takes {len(payload)} bytes, too many for a record: the group has too "
@@ -45,32 +42,11 @@ def write_entry(entry: Entry) -> Data:
     return Data(ENTRY, entry.epoch, local_seqno=entry.number, payload=payload)
 
 
-def _with_names_once(entry: Entry) -> bytes:
-    """Encode an entry with its names first, and each name's use replaced by a byte that JSON does not have."""
-    plain = entry.to_bytes()
-    topics = {ranges_of(ordered.run)[0].place.partition(".forward.")[0] + ".forward." for ordered in entry.ordered[:1]}
-    names = sorted(topics) + sorted({name for name, *_ in entry.logs} | {each.sender.name for each in entry.ordered})
-    names = names[:_MAX_NAMES] if all(name.isascii() and name.isprintable() for name in names) else []
-    for mark, name in enumerate(names, 1):
-        plain = plain.replace(name.encode("ascii"), bytes((mark,)))
-    return " ".join(names).encode("ascii") + b"\n" + plain
-
-
-def _with_names(raw: bytes) -> bytes:
-    """Invert `_with_names_once`. Raises ValueError for a result that is too long."""
-    names, _, plain = raw.partition(b"\n")
-    for mark, name in enumerate(names.split(b" "), 1):
-        if len(plain) + plain.count(mark) * len(name) > MAX_INFLATED_BYTES:
-            raise ValueError(f"over {MAX_INFLATED_BYTES} bytes")
-        plain = plain.replace(bytes((mark,)), name)
-    return plain
-
-
 def _decoded(payload: bytes) -> Entry:
     if not payload.startswith(_DEFLATED):
         return Entry.from_bytes(inflated(payload, MAX_INFLATED_BYTES))
     plain, state = inflated_first(payload[len(_DEFLATED) :], MAX_INFLATED_BYTES, _WORDS)
-    entry = Entry.from_bytes(_with_names(plain))
+    entry = Entry.from_bytes(plain)
     return entry._replace(state=state) if state else entry
 
 

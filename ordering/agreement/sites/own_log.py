@@ -91,7 +91,7 @@ class OwnLog:
         else:
             entry = entry._replace(origin=0)
         return entry._replace(
-            letters=(*letters, write_told(told)) if told else letters,
+            letters=(*letters, write_told(told, self._format)) if told else letters,
             state=self._unsaid.before if is_base else changes(last, self._unsaid.before),
             written=ADDITIONS.number,
             readable_from=ADDITIONS.number,

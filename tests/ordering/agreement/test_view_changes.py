@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from connectors.kafka.codec.entry_codec import read_entry, write_entry
-from ordering.agreement.codec import decode, encode
+from ordering.agreement.codec import decode, encode, plain_of
 from ordering.agreement.formation import ProcessIncarnation
 from ordering.agreement.log import Entry, LogRow, OrderedRun, OwnEntry, Range, SiteMessage, ranges_of, run_of
 from ordering.agreement.site_state import SiteState, changes, first_state, state_of, stated
@@ -63,7 +63,7 @@ def test_an_entry_is_read_as_it_was_written(names: list[str], start: int, number
         0,
         numbers[1],
         numbers[0],
-        (SiteMessage((a, b), "send", encode((1, run), as_text=True).decode()), SiteMessage((), a, '"\\n ~')),
+        (SiteMessage((a, b), "send", plain_of((1, run))), SiteMessage((), a, '"\\n ~')),
         (OrderedRun(numbers[2], ProcessIncarnation(a), run, (b,)),),
         raw,
         numbers[3],
