@@ -44,6 +44,7 @@ def write_ledger(connection: Connection, group: str, path: Path) -> None:
     write_deltalake(path, pa.Table.from_pylist(rows, schema=schema), partition_by=["group_name"])
 
 
+@pytest.mark.long
 def test_a_group_that_is_deleted_and_made_anew(broker: EmbeddedBroker, tmp_path: Path) -> None:
     """A sequencer runs, beside another group. Each reader of the ledger names the group, and the remedy."""
     variables = {

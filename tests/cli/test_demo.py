@@ -143,6 +143,7 @@ def running(text: str) -> list[str]:
     return [line for line in shown if text in line]
 
 
+@pytest.mark.long
 @pytest.mark.broker
 @pytest.mark.slow
 @pytest.mark.timeout(300)

@@ -125,6 +125,7 @@ def _forward_ids(
     return found
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("on_either_engine")
 @pytest.mark.timeout(300)
 def test_unacknowledged_messages_come_first(scenario: Scenario) -> None:

@@ -20,6 +20,7 @@ SUSPENDED_S = {"spark": 30.0, "process": 5.0}
 """Seconds by engine. A JVM has more connections that could time out in that time."""
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("on_either_engine")
 def test_suspended_while_another_took_over(scenario: Scenario) -> None:
     """Records that it still writes are stale for every reader, and it stops with a clear error."""

@@ -83,6 +83,7 @@ def test_bad_input(broker: EmbeddedBroker, name: str) -> None:
         consumer.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("codec", ["gzip", "zstd", "lz4", "snappy"])
 def test_what_is_compressed_ends_nobody(broker: EmbeddedBroker, codec: str) -> None:
     """A record of each role inflates to hundreds of megabytes: the broker lives, and each reader goes on."""

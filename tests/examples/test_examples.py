@@ -91,6 +91,7 @@ def delivery(seqno: int, sender: str, body: object) -> Delivery:
     return Delivery(seqno, sender, 1, 1, json.dumps(body).encode(), (), 0, 1)
 
 
+@pytest.mark.long
 @pytest.mark.broker
 @pytest.mark.crash
 def test_replicated_kv(connection: Connection, group: str, tmp_path: Path, start: Start) -> None:

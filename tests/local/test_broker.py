@@ -106,6 +106,7 @@ def test_a_stopped_broker_goes_on_with_its_data_and_port(tmp_path: Path, monkeyp
     assert [path.name for path in tmp_path.iterdir()] == [directory.name]
 
 
+@pytest.mark.long
 @pytest.mark.broker
 @pytest.mark.crash
 def test_what_was_acknowledged_survives_kill_9(own_broker: EmbeddedBroker) -> None:

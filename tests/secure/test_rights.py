@@ -192,6 +192,7 @@ def test_the_whole_pipeline(secure_broker: EmbeddedBroker, tmp_path: Path) -> No
         create_topics(login(secure_broker, "sequencer"), "another", [SITE])
 
 
+@pytest.mark.long
 @pytest.mark.broker
 @pytest.mark.slow
 @pytest.mark.timeout(400)

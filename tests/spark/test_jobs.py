@@ -236,6 +236,7 @@ def refused(*arguments: str | Path, cwd: Path, **variables: str) -> tuple[int, l
     return done.returncode, done.stderr.splitlines()
 
 
+@pytest.mark.long
 def test_who_can_not_work_disturbs_nobody(options: JobOptions, tmp_path: Path) -> None:
     create_topics(options.connection, "calm", [options.site])
     common = ("--bootstrap-servers", options.connection.bootstrap_servers, "--site", options.site)

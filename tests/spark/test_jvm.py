@@ -52,6 +52,7 @@ def test_the_command_is_that_of_the_launcher(monkeypatch: pytest.MonkeyPatch) ->
     assert sorted(theirs[of_java + 1 :]) == sorted([*settings, "pyspark-shell"])
 
 
+@pytest.mark.long
 def test_secrets_are_on_no_command_line() -> None:
     """A user's settings reach the JVM unchanged, by files of that user's own; `ps` shows none of them.
 
@@ -90,6 +91,7 @@ print(json.dumps([
     assert found == [list(values.values()), ["TOP-SECRET-4", r"a \ b"], False, [0o600], 3]
 
 
+@pytest.mark.long
 def test_a_start_says_nothing() -> None:
     """No warning on standard error; the second compiler gives way; Python ends together with its JVM.
 

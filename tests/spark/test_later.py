@@ -93,6 +93,7 @@ def test_a_record_has_a_row_for_each_of_its_numbers(spark: SparkSession, tmp_pat
         assert (state.seqno, state.received["local/a"]) == (11, (1, 11))
 
 
+@pytest.mark.long
 def test_a_later_format_stops_the_ledger(spark: SparkSession, tmp_path: Path) -> None:
     """The job ends with a sentence. The records before the seal are in the table, or in DATA for the next version."""
     create_tables(spark, tmp_path)

@@ -128,6 +128,7 @@ def test_a_table_that_is_set_back(spark: SparkSession, tmp_path: Path, after: in
     assert rows_of(spark, table, group) == expected(*range(1, after + 2))
 
 
+@pytest.mark.long
 def test_defaults_of_a_company(spark: SparkSession, tmp_path: Path) -> None:
     """Features that delta-rs can't read are left out of a new table, whatever Spark gives to each."""
     defaults = {"columnMapping.mode": "name", "enableDeletionVectors": "true"}
@@ -206,6 +207,7 @@ def test_ledger_rows(spark: SparkSession) -> None:
     assert_df_equality(ledger_rows(source_frame(spark, rows)).drop("count", "format"), wanted, ignore_nullable=True)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_each_seqno_once(spark: SparkSession, table: Path, group: str) -> None:
     """Repeats within a batch and between batches, early records, and leftovers of a fenced sequencer are not
@@ -231,6 +233,7 @@ def test_each_seqno_once(spark: SparkSession, table: Path, group: str) -> None:
     assert read_table_state(table).last_seqno[group] == 5
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_batch_again(spark: SparkSession, table: Path, group: str) -> None:
     """A writer that starts again after its commit, from the log's beginning or its own, writes nothing twice."""
@@ -278,6 +281,7 @@ def test_two_writers_at_once(spark: SparkSession, table: Path, group: str) -> No
     assert rows_of(spark, table, group) == expected(*range(1, count + 1))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_groups_share_a_table(spark: SparkSession, table: Path, group: str) -> None:
     """Each group counts for itself, also in one batch."""

@@ -601,6 +601,7 @@ class TestOutbox:
             rest = sender.stdout.read().split()  # `communicate` would skip the lines that were already buffered
         return int(rest[-1]) if rest and rest[-1].isdigit() else -1
 
+    @pytest.mark.long
     @WITH_EITHER
     @pytest.mark.parametrize("ordered_meanwhile", [pytest.param(False, marks=pytest.mark.soak), True])
     def test_kill_9_loses_nothing_and_repeats_nothing(
@@ -693,6 +694,7 @@ def _accepted(path: Path, group: str) -> int:
     return last
 
 
+@pytest.mark.long
 @pytest.mark.broker
 @pytest.mark.slow
 @pytest.mark.timeout(240)

@@ -392,6 +392,7 @@ for letter in Member(group, "b/bob", bootstrap_servers=servers).inbox():
 """
 
 
+@pytest.mark.long
 @pytest.mark.crash
 def test_kill_9_of_the_receiver(connection: Connection, group: str) -> None:
     """Killed twice amid the stream, while a relay repeats a part of the log: nothing is lost or out of order. Only

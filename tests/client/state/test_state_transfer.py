@@ -240,6 +240,7 @@ def test_no_letter_ends_the_thread(connection: Connection, group: str, monkeypat
             assert b.taken == ["x"]
 
 
+@pytest.mark.long
 @ALSO_ON_A_BROKER
 @pytest.mark.parametrize("flush", [False, True])
 def test_a_joiner_under_load(connection: Connection, group: str, flush: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -392,6 +393,7 @@ def test_a_supplier_killed_with_9_midway(connection: Connection, group: str) -> 
             eventually(lambda: a.taken == b.taken == ["x", "y"])
 
 
+@pytest.mark.long
 @ON_A_BROKER
 def test_a_large_state(connection: Connection, group: str) -> None:
     size = 100_000_000
