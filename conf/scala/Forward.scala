@@ -21,7 +21,7 @@ case class ForwardReader(columns: String, json: String) extends RecordReader {
   private[abcast] type Topic = ForwardTopic
   @transient private lazy val rules = new ForwardRules(said)
 
-  override def schema: StructType = StructType.fromDDL(columns)
+  override def schema: StructType = StructType.fromDDL(columns).add("record", RecordsAside.Record)
 
   private[abcast] override def topic(name: UTF8String): ForwardTopic = new ForwardTopic(rules, name)
 
@@ -72,33 +72,28 @@ case class ForwardReader(columns: String, json: String) extends RecordReader {
       incarnation: Long,
       localSeqno: Long,
       link: UTF8String): InternalRow = {
-    val isLean = rules.isLean && kind == rules.message
-    val record = if (!isLean) null else
+    val record = if (kind == rules.heartbeatAt) null else
       new GenericInternalRow(Array[Any](raw.key, raw.value, incarnation, localSeqno, raw.atMs, link, raw.headers))
-    val headers = if (isLean || raw.headerCount == 1) null else new GenericArrayData(rules.applications(raw))
-    val value = if (isLean) null else raw.value
-    row(topic, raw, next, Array(true, sender, incarnation, localSeqno, kind), null, value, headers, link, record)
+    row(topic, raw, next, Array(true, sender, incarnation, localSeqno, kind), link, record)
   }
 
   private def odd(topic: ForwardTopic, raw: Raw, next: Long): InternalRow =
-    row(topic, raw, next, ForwardReader.Nothing, raw.key, rules.cut(raw.value), raw.headers, null, null)
+    row(topic, raw, next, ForwardReader.Nothing, null, null)
 
+  /** The record in one column, or its key, value and headers in others. */
   private def row(
       topic: ForwardTopic,
       raw: Raw,
       next: Long,
       decided: Array[Any],
-      key: Array[Byte],
-      value: Array[Byte],
-      headers: ArrayData,
       link: UTF8String,
       record: InternalRow): InternalRow = {
     val links = if (link == null) ForwardReader.NoLink else link.toString.split('.').map(_.toLong)
     val place = Array[Any](topic.group, topic.foreign, raw.partition, raw.offset)
+    val whole = if (record == null) Array[Any](raw.key, rules.cut(raw.value), raw.headers) else new Array[Any](3)
     new GenericInternalRow(
-      place ++ decided ++ Array[Any](raw.atMs, key, value, headers) ++ links ++ Array[Any](next, topic.number, record))
+      place ++ decided ++ Array[Any](raw.atMs) ++ whole ++ links ++ Array[Any](next, topic.number, record))
   }
-
 }
 
 private object ForwardReader {
@@ -116,7 +111,6 @@ private[abcast] class ForwardRules(said: JsonNode) {
   val site: String = said.get("site").asText
   val isRelayed: Boolean = said.get("relayed").asBoolean
   val isAgreed: Boolean = said.get("agreed").asBoolean
-  val isLean: Boolean = said.get("lean").asBoolean
 
   val header: UTF8String = text("header")
   val version: UTF8String = text("version")
@@ -135,9 +129,9 @@ private[abcast] class ForwardRules(said: JsonNode) {
   private val kinds = texts("kinds")
   private val skip = text("skip")
   private val heartbeat = text("heartbeat")
-  val message: Int = kinds.indexOf(text("message"))
+  private val message = text("message")
+  val heartbeatAt: Int = kinds.indexOf(heartbeat)
   val plainKinds: Map[UTF8String, Int] = kinds.zipWithIndex.toMap -- texts("never_plain")
-  private val messageKind = kinds(message)
   private val ofLog = texts("of_log").toSet
   private val ofEpoch = texts("of_epoch").toSet
 
@@ -200,7 +194,7 @@ private[abcast] class ForwardRules(said: JsonNode) {
 
   def isSkip(kind: UTF8String): Boolean = kind == skip
 
-  def isMessage(kind: UTF8String): Boolean = kind == messageKind
+  def isMessage(kind: UTF8String): Boolean = kind == message
 
   def isLink(text: UTF8String): Boolean = link.matcher(text.toString).matches
 

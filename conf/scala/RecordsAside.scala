@@ -2,120 +2,92 @@ package abcast
 
 import java.lang.ref.SoftReference
 import java.nio.{ByteBuffer, ByteOrder}
-import java.util.{Arrays, HashMap => JavaMap}
+import java.util.{Arrays, HashMap => JavaMap, List => JavaList}
 import java.util.concurrent.{ConcurrentHashMap, ConcurrentLinkedDeque}
 
 import scala.collection.mutable
+import scala.jdk.CollectionConverters._
 
 import org.apache.spark.TaskContext
 import org.apache.spark.sql.catalyst.InternalRow
 import org.apache.spark.sql.catalyst.expressions.{BoundReference, Expression, GenericInternalRow, Literal, UnsafeProjection, UnsafeRow}
 import org.apache.spark.sql.catalyst.expressions.objects.StaticInvoke
-import org.apache.spark.sql.types.{BooleanType, DataType, ObjectType, StructType}
+import org.apache.spark.sql.types.{DataType, StructType}
 import org.apache.spark.unsafe.Platform
 import org.apache.spark.unsafe.types.UTF8String
 
 /**
  * Records that need not go to Python: set aside in the task that has read them, and brought back by their offset.
  *
- * Invariant. What `take` returns for an offset of a partition of a topic is what `aside` was given for that offset, in
+ * Invariant. What `take` returns for an offset of a partition of a topic is what `put` was given for that offset, in
  * the same attempt of the same task; each record is brought back once at most. All else is an exception, which fails the
  * task. It rests on this: a record is found by its own name, never by its place among others. So whatever is lost,
  * repeated, or put in another order between the two, no offset gets another's record. Each attempt of a task has records
  * of its own: what an attempt before has left, failed or killed, can't be found, and is given up when that attempt ends.
  *
- * To sort a row and to take it to Python is dear. So a record with a sender joins the one that was put before it, if that
- * has the offset before its own: only the first one's row goes on, and `block` has what Python needs of all of them. A
+ * To sort a row and to take it to Python is dear. So a message joins the one that was put before it, if that has
+ * the offset before its own: only the first one's row goes on, and the block has what Python needs of all of them. A
  * block is found as a record is. So nothing rests on the order in which records are put: they only make more blocks.
  *
  * Spark evaluates all of them once a row, where they stand: it takes them for functions that may give something else each time.
  */
 object RecordsAside {
+  /** The columns of a record. */
+  val Record: StructType = StructType.fromDDL(
+    "key binary, value binary, incarnation long, local_seqno long, at_ms long, link string, " +
+      "headers array<struct<key: string, value: binary>>")
   private val ofAttempts = new ConcurrentHashMap[Long, RecordsOfAttempt]
 
-  /**
-   * Whether the row goes on. The record (a struct) is set aside on its way; one that is null stays away. What has a
-   * sender may join another then, and the row of such a one does not go on; `numbers` are those that a block has.
-   */
-  def aside(
-      group: Expression,
-      topic: Expression,
-      partition: Expression,
-      offset: Expression,
-      record: Expression,
-      sender: Expression,
-      incarnation: Expression,
-      localSeqno: Expression,
-      forwardedAtMs: Expression,
-      schema: String): Expression =
-    call(
-      "put",
-      BooleanType,
-      Seq(group, topic, partition, offset, record, sender, incarnation, localSeqno, forwardedAtMs, literal(schema)): _*)
-
-  /** The column of blocks, for rows that went on with a sender. */
-  def block(group: Expression, topic: Expression, partition: Expression, offset: Expression): Expression =
-    call("takeBlock", StructType.fromDDL("senders string, numbers binary"), group, topic, partition, offset)
-
-  /** The same, with the records in it (`PackedRecords`): so they can leave the task, with the row. */
-  def blockWithRecords(group: Expression, topic: Expression, partition: Expression, offset: Expression): Expression = {
-    val schema = StructType.fromDDL("senders string, numbers binary, records binary")
-    call("takeBlockWithRecords", schema, group, topic, partition, offset)
-  }
-
-  private def literal(schema: String): Expression =
-    Literal.fromObject(StructType.fromDDL(schema), ObjectType(classOf[StructType]))
-
-  private def call(function: String, result: DataType, arguments: Expression*): Expression =
+  /** The column of what a function below returns. */
+  def call(function: String, result: String, arguments: JavaList[Expression]): Expression =
     StaticInvoke(
-      getClass, result, function, arguments, propagateNull = false, returnNullable = false, isDeterministic = false)
+      getClass,
+      DataType.fromDDL(result),
+      function,
+      arguments.asScala.toSeq,
+      propagateNull = false,
+      returnNullable = false,
+      isDeterministic = false)
 
-  /** Put a record aside. `topic` may be null, and is a name like any other then. */
+  /**
+   * Whether the row goes on. The record is set aside on its way; one that is null stays away. One that `mayJoin` another
+   * may be a part of its block then, and its row does not go on. `topic` may be null, and is a name like any other then.
+   */
   def put(
       group: UTF8String,
       topic: UTF8String,
       partition: Int,
       offset: Long,
       record: InternalRow,
-      sender: UTF8String,
-      incarnation: Long,
-      localSeqno: Long,
-      forwardedAtMs: Long,
-      schema: StructType): Boolean =
-    if (record == null) true
-    else {
-      val records = ofThisAttempt(schema)
+      mayJoin: Boolean): Boolean =
+    record == null || {
+      val records = ofThisAttempt(isFirst = true)
       records.synchronized {
         records.put(group, topic, partition, offset, record)
-        sender == null || records.beginsBlock(offset, sender, incarnation, localSeqno, forwardedAtMs)
+        !mayJoin || records.beginsBlock(offset, record)
       }
     }
 
-  /** Take the block whose first record has that name. */
-  def takeBlock(group: UTF8String, topic: UTF8String, partition: Int, offset: Long): InternalRow =
-    ofThisAttempt(null).takeBlock(group, topic, partition, offset).row()
-
-  /** The same, and all its records. */
-  def takeBlockWithRecords(group: UTF8String, topic: UTF8String, partition: Int, offset: Long): InternalRow = {
-    val records = ofThisAttempt(null)
+  /** Take the block whose first record has that name; and all its records (`PackedRecords`), to leave the task with it. */
+  def takeBlock(
+      group: UTF8String, topic: UTF8String, partition: Int, offset: Long, withRecords: Boolean): InternalRow = {
+    val records = ofThisAttempt()
     val block = records.takeBlock(group, topic, partition, offset)
-    block.row(records.packed(group, topic, partition, offset, block.size))
+    block.row(if (withRecords) records.packed(group, topic, partition, offset, block.size) else null)
   }
-
-  /** What was put aside in this task; `take` a record of it. */
-  private[abcast] def ofThisAttempt(): RecordsOfAttempt = ofThisAttempt(null)
 
   /** How many attempts of tasks have records aside in this JVM. */
   def attempts: Int = ofAttempts.size
 
-  private def ofThisAttempt(schema: StructType): RecordsOfAttempt = {
+  /** What was put aside in this task. */
+  private[abcast] def ofThisAttempt(isFirst: Boolean = false): RecordsOfAttempt = {
     val task = TaskContext.get()
     if (task == null) throw new IllegalStateException("Records are set aside in a task of Spark's only.")
     val known = ofAttempts.get(task.taskAttemptId())
     if (known != null) known
-    else if (schema == null) throw new IllegalStateException("No record is, or no longer, set aside in this task.")
+    else if (!isFirst) throw new IllegalStateException("No record is, or no longer, set aside in this task.")
     else {
-      val records = new RecordsOfAttempt(schema)
+      val records = new RecordsOfAttempt
       ofAttempts.put(task.taskAttemptId(), records)
       task.addTaskCompletionListener[Unit] { ended =>
         ofAttempts.remove(ended.taskAttemptId())
@@ -133,13 +105,11 @@ object RecordsAside {
  * the collector. A row that was taken lies there, too, and is read before the task ends, as all rows of Spark's are. A
  * large value is copied nowhere: it stays the object that it is, and the word has its number, from 1 on, above the size.
  */
-private[abcast] class RecordsOfAttempt(schema: StructType) {
-  private val FirstPageBytes = 1 << 12 // of a small batch; the ninth and those behind it are of Pages
-  private val FirstPages = 8
+private[abcast] class RecordsOfAttempt {
   private val LargeBytes = 1 << 14
-  private val valueAt = schema.fieldIndex("value")
-  private lazy val toBytes = UnsafeProjection.create(schema)
-  private lazy val withoutValue = UnsafeProjection.create(schema.fields.toSeq.zipWithIndex.map {
+  private val valueAt = RecordsAside.Record.fieldIndex("value")
+  private lazy val toBytes = UnsafeProjection.create(RecordsAside.Record)
+  private lazy val withoutValue = UnsafeProjection.create(RecordsAside.Record.fields.toSeq.zipWithIndex.map {
     case (field, `valueAt`) => Literal(null, field.dataType)
     case (field, at) => BoundReference(at, field.dataType, nullable = true)
   })
@@ -176,10 +146,7 @@ private[abcast] class RecordsOfAttempt(schema: StructType) {
       }
       val bytes = row.getSizeInBytes // a multiple of 8
       if (end + 8 + bytes > page.length) {
-        page =
-          if (8 + bytes > Pages.PageBytes) new Array[Byte](8 + bytes)
-          else if (pages.length >= FirstPages) Pages.next()
-          else new Array[Byte](math.max(FirstPageBytes << pages.length, 8 + bytes))
+        page = if (8 + bytes > Pages.PageBytes) new Array[Byte](8 + bytes) else Pages.next()
         pages += page
         end = 0
       }
@@ -187,7 +154,7 @@ private[abcast] class RecordsOfAttempt(schema: StructType) {
       lastBytes = bytes + (if (value != null) value.length else 0)
       Platform.putLong(page, Platform.BYTE_ARRAY_OFFSET + end, number << 32 | bytes)
       row.writeToMemory(page, Platform.BYTE_ARRAY_OFFSET + end + 8)
-      offsets.add(offset, (pages.length - 1L) << 32 | end)
+      offsets.add(offset, (pages.length - 1L) << 32 | end, place)
       end += 8 + bytes
     }
 
@@ -207,7 +174,7 @@ private[abcast] class RecordsOfAttempt(schema: StructType) {
     val page = pages((at >> 32).toInt)
     val begin = Platform.BYTE_ARRAY_OFFSET + at.toInt
     val word = Platform.getLong(page, begin)
-    val row = new UnsafeRow(schema.length)
+    val row = new UnsafeRow(RecordsAside.Record.length)
     row.pointTo(page, begin + 8, word.toInt)
     val number = (word >> 32).toInt
     if (number == 0) (row, row.getBinary(valueAt))
@@ -219,11 +186,10 @@ private[abcast] class RecordsOfAttempt(schema: StructType) {
   }
 
   /** Of the record that was put last: whether its block begins with it, as no other goes on with it. */
-  def beginsBlock(
-      offset: Long, sender: UTF8String, incarnation: Long, localSeqno: Long, forwardedAtMs: Long): Boolean = {
+  def beginsBlock(offset: Long, record: InternalRow): Boolean = {
     val begins = block == null || !block.goesOn(offsets, offset, lastBytes)
-    if (begins) block = offsets.begin(offset, place)
-    block.add(sender, incarnation, localSeqno, forwardedAtMs, lastBytes)
+    if (begins) block = offsets.begin(offset)
+    block.add(record, lastBytes)
     begins
   }
 
@@ -245,7 +211,7 @@ private[abcast] class RecordsOfAttempt(schema: StructType) {
   }
 
   private def whole(row: UnsafeRow, value: Array[Byte]): UnsafeRow = {
-    val fields = row.toSeq(schema).toArray[Any]
+    val fields = row.toSeq(RecordsAside.Record).toArray[Any]
     fields(valueAt) = value
     toBytes(new GenericInternalRow(fields)).copy()
   }
@@ -268,7 +234,7 @@ private[abcast] class RecordsOfAttempt(schema: StructType) {
 private[abcast] class Block(partition: Offsets, first: Long) {
   private val MostRecords = 20000
   private val MostBytes = 16 << 20
-  private val Numbers = 4
+  private val Numbers = 4 // the sender's index; incarnation, local seqno and time as a record has them
   private val Between = '\u0080'
   private val indices = new JavaMap[UTF8String, Integer]
   private val senders = new StringBuilder
@@ -281,20 +247,18 @@ private[abcast] class Block(partition: Offsets, first: Long) {
   def goesOn(of: Offsets, offset: Long, more: Int): Boolean =
     (of eq partition) && offset == first + size && size < MostRecords && bytes + more <= MostBytes
 
-  def add(sender: UTF8String, incarnation: Long, localSeqno: Long, forwardedAtMs: Long, more: Int): Unit = {
+  def add(record: InternalRow, more: Int): Unit = {
     bytes += more
     if (end == numbers.length) numbers = Arrays.copyOf(numbers, 2 * end)
-    numbers(end) = indexOf(sender)
-    numbers(end + 1) = incarnation
-    numbers(end + 2) = localSeqno
-    numbers(end + 3) = forwardedAtMs
+    numbers(end) = indexOf(UTF8String.fromBytes(record.getBinary(0)))
+    for (at <- 1 until Numbers) numbers(end + at) = record.getLong(1 + at)
     end += Numbers
   }
 
-  def row(more: Any*): InternalRow = {
+  def row(records: Array[Byte]): InternalRow = {
     val written = ByteBuffer.allocate(8 * end).order(ByteOrder.LITTLE_ENDIAN)
     written.asLongBuffer.put(numbers, 0, end)
-    new GenericInternalRow(Array[Any](UTF8String.fromString(senders.toString), written.array) ++ more)
+    new GenericInternalRow(Array[Any](UTF8String.fromString(senders.toString), written.array, records))
   }
 
   private def indexOf(sender: UTF8String): Int = {
@@ -331,55 +295,29 @@ private object Pages {
 /** The offsets of a partition of which records are aside, and where these are. */
 private[abcast] class Offsets {
   private val Taken = -1L
-  private var known = new Array[Long](16)
-  private var places = new Array[Long](16)
-  private var size = 0
-  private var next = 0 // the one behind the last that was taken, which is nearly always wanted next
-  private var isSorted = true // as Kafka gives them
-  private val blocks = mutable.Map.empty[Long, Block] // by their first offset
+  private val places = mutable.LongMap.empty[Long]
+  private val blocks = mutable.LongMap.empty[Block] // by their first offset
 
-  def begin(offset: Long, partition: Any): Block = {
+  def begin(offset: Long): Block = {
     val block = new Block(this, offset)
-    if (blocks.put(offset, block).nonEmpty) fail(partition, offset, "is set aside a second time")
+    blocks(offset) = block
     block
   }
 
   def takeBlock(offset: Long, partition: Any): Block =
     blocks.remove(offset).getOrElse(fail(partition, offset, "begins no block, or no longer, in this task"))
 
-  def add(offset: Long, at: Long): Unit = {
-    if (size == known.length) {
-      known = Arrays.copyOf(known, 2 * size)
-      places = Arrays.copyOf(places, 2 * size)
-    }
-    if (size > 0 && offset <= known(size - 1)) isSorted = false
-    known(size) = offset
-    places(size) = at
-    size += 1
+  def add(offset: Long, at: Long, partition: Any): Unit = {
+    val before = places.size
+    places(offset) = at
+    if (places.size == before) fail(partition, offset, "is set aside a second time")
   }
 
   def take(offset: Long, partition: Any): Long = {
-    if (!isSorted) sort(partition)
-    if (next >= size || known(next) != offset) next = Arrays.binarySearch(known, 0, size, offset)
-    if (next < 0 || places(next) == Taken) {
-      next = 0
-      fail(partition, offset, "is not, or no longer, set aside in this task")
-    }
-    val at = places(next)
-    places(next) = Taken
-    next += 1
+    val at = places.getOrElse(offset, Taken)
+    if (at == Taken) fail(partition, offset, "is not, or no longer, set aside in this task")
+    places(offset) = Taken
     at
-  }
-
-  private def sort(partition: Any): Unit = {
-    val order = Array.range(0, size).sortBy(known(_))
-    val sorted = order.map(known(_))
-    for (index <- 1 until size if sorted(index) == sorted(index - 1))
-      fail(partition, sorted(index), "is set aside a second time")
-    places = order.map(places(_))
-    known = sorted
-    isSorted = true
-    next = 0
   }
 
   private def fail(partition: Any, offset: Long, what: String): Nothing =
@@ -408,7 +346,7 @@ private[abcast] object PackedRecords {
 }
 
 /** So many of them, to be read one after the other. */
-private[abcast] class PackedRecords(packed: Array[Byte], count: Int, fields: Int) {
+private[abcast] class PackedRecords(packed: Array[Byte], count: Int) {
   private var index = 0
   private var begin = Platform.BYTE_ARRAY_OFFSET + count.toLong * PackedRecords.IndexBytes
 
@@ -417,7 +355,7 @@ private[abcast] class PackedRecords(packed: Array[Byte], count: Int, fields: Int
     val at = Platform.BYTE_ARRAY_OFFSET + index.toLong * PackedRecords.IndexBytes
     if (index >= count || Platform.getLong(packed, at) != offset)
       throw new IllegalStateException(s"The record number $index is not that of the offset $offset.")
-    val row = new UnsafeRow(fields)
+    val row = new UnsafeRow(RecordsAside.Record.length)
     row.pointTo(packed, begin, Platform.getLong(packed, at + 8).toInt)
     begin += row.getSizeInBytes
     index += 1

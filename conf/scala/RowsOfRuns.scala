@@ -38,7 +38,7 @@ object RowsOfRuns {
   def of(run: Expression, version: String, header: String): Expression = RowsOfRuns(run, version, header)
 }
 
-/** A run's columns. Arrays have an element for each record, but `senders` and `incarnations`, one for each sender. */
+/** A run's columns. Arrays have an element for each record. */
 private class Run(run: InternalRow, version: UTF8String, header: UTF8String) {
   private val topic = run.getUTF8String(0)
   private val isData = run.getBoolean(1)
@@ -51,17 +51,11 @@ private class Run(run: InternalRow, version: UTF8String, header: UTF8String) {
   private val firstSeqno = run.getLong(8)
   private val size = run.getInt(9)
   private val isAside = run.getBoolean(10)
-  private val senders = run.getArray(11)
-  private val incarnations = run.getArray(12)
-  private val sender = run.getArray(13)
-  private val localSeqnos = run.getArray(14)
-  private val forwardedAtMs = run.getArray(15)
-  private val keys = run.getArray(16)
-  private val values = run.getArray(17)
-  private val headerNames = run.getArray(18)
-  private val headerValues = run.getArray(19)
-  private val link = Array.range(20, 24).map(run.getArray)
-  private val records = if (run.isNullAt(24)) null else run.getBinary(24)
+  private val keys = run.getArray(11)
+  private val values = run.getArray(12)
+  private val headerNames = run.getArray(13)
+  private val headerValues = run.getArray(14)
+  private val records = run.getBinary(15)
 
   /** Each is read before the next one is made. */
   def rows: Iterator[InternalRow] = {
@@ -79,13 +73,9 @@ private class Run(run: InternalRow, version: UTF8String, header: UTF8String) {
       row.update(2, record.getBinary(0))
       row.update(3, value)
       val headers = record.getArray(6)
-      row.update(
-        4,
-        if (isData) {
-          val line = begin(record.getLong(2), record.getLong(3), index, record.getLong(4))
-          if (!record.isNullAt(5)) line.blank().join(record.getUTF8String(5))
-          behind(own(line), of(headers, from = 1))
-        } else new GenericArrayData(of(headers, from = 0) ++ given(index)))
+      val own = if (isData) Array[Any](ownHeader(record, index)) else Array.empty[Any]
+      val theirs = Array.range(own.length, headers.numElements()).map[Any](headers.getStruct(_, 2))
+      row.update(4, new GenericArrayData(own ++ theirs ++ given(index)))
     }
   }
 
@@ -95,7 +85,7 @@ private class Run(run: InternalRow, version: UTF8String, header: UTF8String) {
   }
 
   private def fromTheRun(): Long => (InternalRow, Array[Byte]) = {
-    val packed = new PackedRecords(records, size, Run.RecordFields)
+    val packed = new PackedRecords(records, size)
     offset => {
       val record = packed.take(offset)
       (record, record.getBinary(1))
@@ -103,40 +93,21 @@ private class Run(run: InternalRow, version: UTF8String, header: UTF8String) {
   }
 
   private def fromArrays(row: InternalRow)(index: Int): Unit = {
-    val by = if (senders == null) -1 else sender.getInt(index)
-    val key = binary(keys, index)
-    row.update(2, if (key == null && by >= 0) senders.getUTF8String(by).getBytes else key)
+    row.update(2, binary(keys, index))
     row.update(3, binary(values, index))
-    row.update(
-      4,
-      if (by < 0) new GenericArrayData(given(index))
-      else {
-        val line = begin(incarnations.getLong(by), localSeqnos.getLong(index), index, forwardedAtMs.getLong(index))
-        behind(own(linked(line, index)), given(index))
-      })
+    row.update(4, new GenericArrayData(given(index)))
   }
 
-  private def begin(incarnation: Long, localSeqno: Long, index: Int, atMs: Long): Line =
-    new Line().join(version).blank().join(kind).blank().join(incarnation).blank().join(localSeqno)
-      .blank().join(firstSeqno + index).blank().join(behindSeqno).join(firstOffset + index).blank().join(atMs)
-
-  private def linked(line: Line, index: Int): Line = {
-    if (link(0) != null) {
-      line.blank().join(link(0).getLong(index))
-      for (numbers <- link.tail) line.join(Run.Dot).join(numbers.getLong(index))
-    }
-    line
+  private def ownHeader(record: InternalRow, index: Int): InternalRow = {
+    val line = new Line().join(version).blank().join(kind)
+      .blank().join(record.getLong(2)).blank().join(record.getLong(3)).blank().join(firstSeqno + index)
+      .blank().join(behindSeqno).join(firstOffset + index).blank().join(record.getLong(4))
+    if (!record.isNullAt(5)) line.blank().join(record.getUTF8String(5))
+    new GenericInternalRow(Array[Any](header, line.bytes))
   }
-
-  private def own(line: Line): InternalRow = new GenericInternalRow(Array[Any](header, line.bytes))
-
-  private def behind(first: InternalRow, others: Array[Any]): ArrayData = new GenericArrayData(first +: others)
-
-  private def of(headers: ArrayData, from: Int): Array[Any] =
-    Array.tabulate[Any](headers.numElements() - from)(at => headers.getStruct(from + at, 2))
 
   private def given(index: Int): Array[Any] =
-    if (headerNames == null || headerNames.isNullAt(index)) Array.empty
+    if (headerNames == null) Array.empty
     else {
       val names = headerNames.getArray(index)
       val values = headerValues.getArray(index)
@@ -145,10 +116,5 @@ private class Run(run: InternalRow, version: UTF8String, header: UTF8String) {
     }
 
   private def binary(values: ArrayData, index: Int): Array[Byte] =
-    if (values == null || values.isNullAt(index)) null else values.getBinary(index)
-}
-
-private object Run {
-  val Dot: UTF8String = UTF8String.fromString(".")
-  val RecordFields = 7
+    if (values.isNullAt(index)) null else values.getBinary(index)
 }

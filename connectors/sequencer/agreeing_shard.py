@@ -143,7 +143,7 @@ class AgreeingShard(SequencerShard):
         source = self._source(names, self._starts(topics, groups))
         session, at_once = self.session(len(groups))
         read = session.readStream.format("kafka").options(**source).load()
-        rows = with_time(forward_rows(read, site, agreed=True, headers_only=True), seconds(session), groups)
+        rows = with_time(forward_rows(read, site, agreed=True), seconds(session), groups)
         self._positions, self._has_room, self._clock_s = {}, False, _clock_s()
         initial = {name: begun(group) for name, group in groups.items()}
         runs = agree(rows, neighbours, initial, at_once)

@@ -103,7 +103,7 @@ class KeptRecords:
         in_order = sorted(parts, key=lambda part: Partition.parse(part.place))
         rows, decided = [piece for part in in_order for piece in self.take(part)], list[pd.DataFrame]()
         for piece in out_of_blocks(pd.concat(rows, ignore_index=True)) if rows else ():
-            state, of_piece = decide_chunk(state, piece, headers_only=True)
+            state, of_piece = decide_chunk(state, piece)
             decided += of_piece
         is_refused = any((runs["role"] != DATA_ROLE).any() for runs in decided)
         return Decided(state, is_refused, partial(_missing, decided, held_blocks(rows)))

@@ -56,13 +56,13 @@ from connectors.sequencer.runs import (
     unpack_headers,
 )
 from connectors.sequencer.stored_state import StoredState, load, store
-from connectors.spark.forward_rows import LINK_COLUMNS, RECORD_SCHEMA, forward_rows
+from connectors.spark.forward_rows import LINK_COLUMNS, forward_rows
 from connectors.spark.own_columns import block_of, rows_of_runs, set_aside
 from ordering.base.errors import AbcastError, ProtocolViolation
 from ordering.base.kinds import COLUMN_KINDS, FORWARD_KINDS, MESSAGE_KINDS
 from ordering.base.names import Topic
 from ordering.base.packs import rest_of
-from ordering.base.records import MESSAGE, MESSAGES, DeadLetter, Forward, Link, Malformed, Partition, Source
+from ordering.base.records import HEARTBEAT, MESSAGE, MESSAGES, DeadLetter, Forward, Malformed, Partition, Source
 from ordering.sequencer.columns import ForwardColumns, Ints, step_columns
 from ordering.sequencer.links import LinkColumns
 from ordering.sequencer.sequencer import begin_batch, data_of, end_batch
@@ -72,9 +72,8 @@ READERS_A_GROUP_AT_ONCE = 4
 """Reading tasks for each group that is decided at the same time: while some have much to read, others do the rest."""
 _SOURCE = ["topic", "partition", "offset"]
 _FROM_HEADERS = ["sender", "incarnation", "local_seqno", "kind"]
-_IS_MESSAGE = FORWARD_KINDS.index(MESSAGE)
+_HEARTBEAT = FORWARD_KINDS.index(HEARTBEAT)
 _MESSAGE_KINDS = [FORWARD_KINDS.index(kind) for kind in MESSAGE_KINDS]
-_FIRST_CONTROL = len(COLUMN_KINDS)
 
 
 def read_by_few(kafka_rows: DataFrame, parallelism: int) -> DataFrame:
@@ -100,9 +99,9 @@ def sequence(
     (the number of shuffle partitions, which must be the session's setting if it is not 1).
     """
     if parallelism == 1:
-        placed = forward_rows(kafka_rows.coalesce(1), site, relayed=relayed, headers_only=True)
+        placed = forward_rows(kafka_rows.coalesce(1), site, relayed=relayed)
     else:
-        placed = forward_rows(kafka_rows, site, relayed=relayed, headers_only=True).repartition(parallelism, "group")
+        placed = forward_rows(kafka_rows, site, relayed=relayed).repartition(parallelism, "group")
     return (
         in_blocks(placed, ["group", *_SOURCE])
         .groupBy("group")
@@ -117,7 +116,7 @@ def sequence(
 
 
 def in_blocks(rows: DataFrame, order: Sequence[str], *, with_records: bool = False) -> DataFrame:
-    """Sort rows of `forward_rows` (`headers_only`) behind the last exchange, and join plain messages into blocks.
+    """Sort rows of `forward_rows` behind the last exchange, and join plain messages into blocks.
 
     A block is one row for messages of consecutive offsets. `with_records`: the messages are in the column `records`,
     and the rows have the column `at`; otherwise they stay in the buffer.
@@ -125,10 +124,8 @@ def in_blocks(rows: DataFrame, order: Sequence[str], *, with_records: bool = Fal
     # A relay that begins again repeats offsets: they count as another topic's.
     topic = F.concat_ws("@", "topic", F.col("at") - F.col("offset")) if with_records else F.col("topic")
     place = F.col("group"), topic, F.col("partition")
-    numbers = F.col("incarnation"), F.col("local_seqno"), F.col("forwarded_at_ms")
-    sender = F.when(F.col("has_block"), F.col("sender"))
     # Before the sort, which then has little to sort.
-    goes_on = set_aside(place, F.col("offset"), F.col("record"), RECORD_SCHEMA, sender, numbers)
+    goes_on = set_aside(place, F.col("offset"), F.col("record"), F.col("has_block"))
     block = F.when(F.col("has_block"), block_of(place, F.col("offset"), with_records=with_records))
     of_block = {"sender": F.coalesce("block.senders", "sender"), "block": F.col("block.numbers")}
     return (
@@ -195,7 +192,7 @@ def decider(initial: Mapping[str, bytes], site: str) -> Decide:
         for chunk in chunks:
             chunk["topic"] = [topic or own_topic for topic in chunk["topic"]]
             for rows in out_of_blocks(chunk):
-                state, decided = decide_chunk(state, rows, headers_only=True)
+                state, decided = decide_chunk(state, rows)
                 yield from decided
         state, closing = end_batch(state)
         for record in closing:
@@ -205,23 +202,17 @@ def decider(initial: Mapping[str, bytes], site: str) -> Decide:
     return named_errors(decide)
 
 
-def decide_chunk(
-    state: SequencerState, chunk: pd.DataFrame, *, headers_only: bool = False
-) -> tuple[SequencerState, list[pd.DataFrame]]:
-    """Decide a piece of a group's rows; return the state after it and the runs to write, in order.
-
-    `headers_only`: plain messages are in the JVM's buffer.
-    """
+def decide_chunk(state: SequencerState, chunk: pd.DataFrame) -> tuple[SequencerState, list[pd.DataFrame]]:
+    """Decide a piece of a group's rows; return the state after it and the runs to write, in order."""
     partitions, partition = _partitions(chunk)
-    rows, error, packs = _read_irregular(chunk, partitions, partition)
+    rows, error, irregular = _read_irregular(chunk, partitions, partition)
     well_formed = error == None  # noqa: E711 - element by element
     sender, senders = pd.factorize(rows["sender"])
     kind, incarnation, offset = rows["kind"], rows["incarnation"], chunk["offset"].to_numpy()
+    packs = {row: record.count for row, record in irregular.items() if record.kind == MESSAGES}
     controls = {
-        row: (FORWARD_KINDS[kind[row]], bytes(chunk["value"].iloc[row]))
-        for row in np.flatnonzero((kind >= _FIRST_CONTROL) & well_formed).tolist()
+        row: (record.kind, record.payload) for row, record in irregular.items() if record.kind not in COLUMN_KINDS
     }
-    link = LinkColumns(*(rows[name] for name in LINK_COLUMNS)) if LINK_COLUMNS[0] in rows else None
     decisions = step_columns(
         state,
         ForwardColumns(
@@ -236,18 +227,17 @@ def decide_chunk(
             timestamp_ms=chunk["forwarded_at_ms"].to_numpy(),
             is_message=np.isin(kind, _MESSAGE_KINDS),
             controls=controls,
-            link=link,
+            link=LinkColumns(*(rows[name] for name in LINK_COLUMNS)) if LINK_COLUMNS[0] in rows else None,
             count=_counts(packs, len(chunk)),
         ),
     )
-    aside = chunk["plain"].to_numpy(dtype=bool) & (kind == _IS_MESSAGE) & headers_only
+    aside = chunk["plain"].to_numpy(dtype=bool) & (kind != _HEARTBEAT)
     dead = ~well_formed
     for reason, mask in decisions.dead.items():
         error[mask] = reason
         dead |= mask
     runs: list[dict[str, Any]] = []
-    alone = [*controls, *packs]
-    for first, end in _runs(partition, offset, sender, incarnation, aside, decisions.seqno, dead, alone):
+    for first, end in _runs(partition, offset, aside, decisions.seqno, dead, [*controls, *packs]):
         run = slice(first, end)
         place = {
             "topic": partitions[partition[first]].topic,
@@ -260,40 +250,25 @@ def decide_chunk(
             letters = (_reasons if aside[first] else _dead_letters)(chunk.iloc[run], error[run])
             runs.append({"group": state.group, "role": "dead-letter", **place, **letters})
             continue
-        decided = {
-            "group": state.group,
-            "role": DATA_ROLE,
-            "kind": MESSAGE,
-            **place,
-            "first_seqno": int(decisions.seqno[first]),
-            "epoch": state.epoch,
-            "view": state.view,
-        }
-        if aside[first]:
-            runs.append(decided)
-            continue
+        # A pack is a run of its own. So is a control record, with the kind and the payload of the decision.
+        records = [] if aside[first] else [irregular[row] for row in range(first, end)]
         if first in packs:
-            pack = rest_of(packs[first], decisions.taken[first])
-            data = data_of(state, decided["first_seqno"], pack, MESSAGES, pack.payload)
-            runs.append({**decided, "kind": MESSAGES, **record_columns([encode_data(data)])})
-            continue
-        codes, by_code = np.unique(sender[run], return_index=True)
-        # A control record is a run of its own, with the kind and the payload of the decision.
-        of_kind, payload = decisions.controls.get(first) or (MESSAGE, None)
-        travelling = rows["headers"][run].tolist()
-        headers = header_columns(of_row or () for of_row in travelling) if any(travelling) else {}
+            records = [rest_of(irregular[first], decisions.taken[first])]
+        decided, seqno = decisions.controls.get(first), int(decisions.seqno[first])
+        data = [
+            data_of(state, seqno + at, record, *(decided or (record.kind, record.payload)))
+            for at, record in enumerate(records)
+        ]
         runs.append(
             {
-                **decided,
-                "kind": of_kind,
-                "senders": senders[codes].tolist(),
-                "incarnations": incarnation[run][by_code].tolist(),
-                "sender": np.searchsorted(codes, sender[run]).tolist(),
-                "local_seqno": rows["local_seqno"][run].tolist(),
-                "forwarded_at_ms": chunk["forwarded_at_ms"].iloc[run].tolist(),
-                "value": chunk["value"].iloc[run].tolist() if payload is None else [payload],
-                **headers,
-                **_link_of_run(link, run),
+                "group": state.group,
+                "role": DATA_ROLE,
+                "kind": data[0].kind if data else MESSAGE,
+                **place,
+                "first_seqno": seqno,
+                "epoch": state.epoch,
+                "view": state.view,
+                **(record_columns(map(encode_data, data)) if data else {}),
             }
         )
     if not runs:
@@ -301,54 +276,40 @@ def decide_chunk(
     return decisions.state, [frame_of(runs)]
 
 
-def _link_of_run(link: LinkColumns | None, run: slice) -> dict[str, list[int]]:
-    """Return the fields of links of a run's records, if a link has brought them; a run has records of one topic."""
-    if link is None or link.session[run.start] < 0:
-        return {}
-    return {name: column[run].tolist() for name, column in zip(LINK_COLUMNS, link, strict=True)}
-
-
 def _read_irregular(
     chunk: pd.DataFrame, partitions: Sequence[Partition], partition: Ints
 ) -> tuple[dict[str, NDArray[Any]], NDArray[np.object_], dict[int, Forward]]:
-    """Return the columns from headers, after the codec has decoded irregular rows; each row's error; and the packs."""
+    """Decode irregular rows; return the columns that decide, each row's error, and the decoded records."""
     columns = {name: chunk[name].to_numpy() for name in (*_FROM_HEADERS, *LINK_COLUMNS) if name in chunk}
     error = np.full(len(chunk), None, dtype=object)
-    headers = np.full(len(chunk), None, dtype=object)
-    packed = chunk["packed_headers"]
-    for row in np.flatnonzero(packed.notna()).tolist():
-        headers[row] = unpack_headers(packed.iloc[row])
-    irregular = np.flatnonzero(~chunk["plain"].to_numpy(dtype=bool)).tolist()
-    if not irregular:
-        return {**columns, "headers": headers}, error, {}
-    packs: dict[int, Forward] = {}
+    rows = np.flatnonzero(~chunk["plain"].to_numpy(dtype=bool)).tolist()
+    if not rows:
+        return columns, error, {}
+    irregular: dict[int, Forward] = {}
     columns = {name: column.copy() for name, column in columns.items()}
-    for row, offset, key, value, at_ms in zip(
-        irregular, *(chunk[name].iloc[irregular] for name in ("offset", "key", "value", "forwarded_at_ms")), strict=True
-    ):
+    of_records = (chunk[name].iloc[rows] for name in ("offset", "key", "value", "packed_headers", "forwarded_at_ms"))
+    for row, offset, key, value, headers, at_ms in zip(rows, *of_records, strict=True):
         source = Source(*partitions[int(partition[row])], int(offset))
-        record = codec.decode_forward(source, key, value, headers[row] or (), int(at_ms))
+        record = codec.decode_forward(source, key, value, unpack_headers(headers), int(at_ms))
         if isinstance(record, Malformed):
             error[row] = record.reason
             columns["sender"][row] = ""
             continue
+        irregular[row] = record
         columns["sender"][row] = record.sender
         columns["incarnation"][row] = record.incarnation
         columns["local_seqno"][row] = record.local_seqno
         columns["kind"][row] = FORWARD_KINDS.index(record.kind)
-        headers[row] = record.headers
-        if record.kind == MESSAGES:
-            packs[row] = record
         for name, number in zip(LINK_COLUMNS, record.link or (), strict=False):
             columns[name][row] = number
-    return {**columns, "headers": headers}, error, packs
+    return columns, error, irregular
 
 
-def _counts(packs: Mapping[int, Forward], size: int) -> Ints | None:
+def _counts(packs: Mapping[int, int], size: int) -> Ints | None:
     if not packs:
         return None
     counts = np.ones(size, np.int64)
-    counts[list(packs)] = [pack.count for pack in packs.values()]
+    counts[list(packs)] = list(packs.values())
     return counts
 
 
@@ -362,25 +323,12 @@ def _reasons(rows: pd.DataFrame, reasons: Iterable[str]) -> dict[str, list[Any]]
 
 
 def _dead_letters(rows: pd.DataFrame, reasons: Iterable[str]) -> dict[str, list[Any]]:
-    """Return dead letters: the records unchanged, with the reason.
-
-    The mark of a hub's relay on a plain record is missing (the record in the relay's topic has it).
-    """
-    from_headers = [*_FROM_HEADERS, *(name for name in LINK_COLUMNS if name in rows)]
-    columns = ("topic", "partition", "offset", "key", "value", "packed_headers", "plain", *from_headers)
-    letters = []
-    for reason, topic, partition, offset, key, value, packed, plain, sender, *numbers in zip(
-        reasons, *(rows[name].tolist() for name in columns), strict=True
-    ):
-        headers: Sequence[tuple[str, bytes]] = unpack_headers(packed)
-        if plain:
-            incarnation, local_seqno, kind, *linked = numbers
-            link = Link(*linked) if linked and linked[0] >= 0 else None
-            key = sender.encode("ascii")
-            headers = codec.forward_headers(incarnation, local_seqno, unpack_headers(packed), FORWARD_KINDS[kind], link)
-        letter = DeadLetter(Source(topic, partition, offset), reason)
-        letters.append(encode_dead_letter(letter, key, value, headers))
-    return record_columns(letters)
+    """Return dead letters: the records unchanged, with the reason."""
+    columns = ("topic", "partition", "offset", "key", "value", "packed_headers")
+    return record_columns(
+        encode_dead_letter(DeadLetter(Source(*source), reason), key, value, unpack_headers(packed))
+        for reason, *source, key, value, packed in zip(reasons, *(rows[name].tolist() for name in columns), strict=True)
+    )
 
 
 def assert_first_attempt() -> None:
@@ -395,29 +343,17 @@ def assert_first_attempt() -> None:
 
 
 def _runs(
-    partition: Ints,
-    offset: Ints,
-    sender: Ints,
-    incarnation: Ints,
-    aside: NDArray[np.bool_],
-    seqno: Ints,
-    dead: NDArray[np.bool_],
-    alone: Iterable[int],
+    partition: Ints, offset: Ints, aside: NDArray[np.bool_], seqno: Ints, dead: NDArray[np.bool_], alone: Iterable[int]
 ) -> Iterator[tuple[int, int]]:
     """Yield the (first, end) of every run of rows to write.
 
     The rows of a run are of one partition, with consecutive offsets, all accepted (so with consecutive seqnos) or all
-    dead, all in the JVM's buffer or none, and with one incarnation a sender. A row of `alone` is a run of its own.
+    dead, and all in the JVM's buffer or none. A row of `alone` is a run of its own.
     """
     kind = np.where(dead, 2, np.where(seqno > 0, 1, 0))
     breaks = (np.diff(partition) != 0) | (np.diff(offset) != 1) | (np.diff(kind) != 0) | np.diff(aside)
     for row in alone:
         breaks[max(0, row - 1) : row + 1] = True
-    # A chunk with two incarnations of a sender is rare: every change between two rows breaks a run then.
-    of_sender = np.full(int(sender.max(initial=0)) + 1, -1, dtype=np.int64)
-    of_sender[sender] = incarnation
-    if not bool(np.all(of_sender[sender] == incarnation)):
-        breaks |= np.diff(incarnation) != 0
     edges = [0, *(np.flatnonzero(breaks) + 1).tolist(), len(partition)]
     for first, end in itertools.pairwise(edges):
         if kind[first]:

@@ -16,25 +16,21 @@ from ordering.base.records import Data, Headers
 
 RUN_SCHEMA = (
     "group string, role string, kind string, topic string, partition int, first_offset long, first_seqno long, "
-    "epoch long, view long, size int, aside boolean, senders array<string>, incarnations array<long>, "
-    "sender array<int>, local_seqno array<long>, forwarded_at_ms array<long>, key array<binary>, value array<binary>, "
-    "names array<array<string>>, values array<array<binary>>, link_session array<long>, link_epoch array<long>, "
-    "link_seqno array<long>, link_origin_seqno array<long>, records binary"
+    "epoch long, view long, size int, aside boolean, key array<binary>, value array<binary>, "
+    "names array<array<string>>, values array<array<binary>>, records binary"
 )
-"""A run: consecutive records for the same topic. `names` and `values` have the headers behind abcast's own; without
-`senders`, they have all headers, and `key` has the keys. The columns `link_…` have the fields of links; they are
-null if no link has brought the records.
+"""A run: consecutive records for the same topic, as its arrays have them; `names` and `values` have the headers.
 
 The records of a run that is `aside` are in the JVM's buffer of this task, or in `records`, as in a block
-(`connectors.sequencer.blocks`). Its arrays are empty, but for dead letters `names` and `values` have the headers to
+(`connectors.sequencer.blocks`). Its arrays are null, but for dead letters `names` and `values` have the headers to
 append.
 """
 DATA_ROLE = "data"
 
 RUN_COLUMNS = [field.split()[0] for field in RUN_SCHEMA.split(", ")]
 _RUN_INDEX = pd.Index(RUN_COLUMNS)
-_OF_ROWS = ["sender", "local_seqno", "forwarded_at_ms", "value", "names", "values"]
-"""The columns of a run of DATA with an element for each row. It has no keys, and no links in a job that uses this."""
+_OF_ROWS = ["key", "value", "names", "values"]
+"""The columns with an element for each record."""
 
 
 def unpack_headers(packed: str | None) -> Headers:

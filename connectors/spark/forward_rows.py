@@ -3,7 +3,7 @@
 Nearly all records break no rule: they are *plain*, and become columns. An irregular record keeps its key and all its
 headers, and `connectors.kafka.codec.codec` decodes it, row by row: so one place has the reasons of refusals. No plain
 record breaks a rule. Some irregular records break none either: those with another header first, or with fields behind
-the known ones. Packs are irregular, too: one row for many messages.
+the known ones, and all of the kinds that are decided row by row. Packs are irregular, too: one row for many messages.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from connectors.kafka.codec.headers import DEPENDS_HEADER, HEADER, NOTHING, REPL
 from connectors.kafka.codec.inputs import LATEST_MS
 from connectors.spark.codec import HEADERS_TYPE
 from connectors.spark.own_columns import rows_of_forward
-from ordering.base.kinds import COLUMN_KINDS, FORWARD_KINDS, ONLY_OF_RELAYS, WITHOUT_SEQNO
+from ordering.base.kinds import COLUMN_KINDS, WITHOUT_SEQNO
 from ordering.base.names import MAX_ADDRESS_LENGTH, RESERVED_PREFIX, SITE_PATTERN, TICK_NAME, relay_of
 from ordering.base.records import (
     CLOCK_AHEAD_MS,
@@ -33,10 +33,6 @@ from ordering.base.records import (
     SKIP,
 )
 
-RECORD_SCHEMA = (
-    f"key binary, value binary, incarnation long, local_seqno long, at_ms long, link string, headers {HEADERS_TYPE}"
-)
-"""A plain message in the payload buffer, with all its headers. `link`: its fields of a link, or null."""
 FROM_FORWARD, FROM_LOG, FROM_EPOCH = range(3)
 """The source of a row, for queries that read more than FORWARD."""
 LINK_COLUMNS = ("link_session", "link_epoch", "link_seqno", "link_origin_seqno")
@@ -44,41 +40,37 @@ LINK_COLUMNS = ("link_session", "link_epoch", "link_seqno", "link_origin_seqno")
 _SCHEMA = (
     "group string, topic string, partition int, offset long, plain boolean, sender string, incarnation long, "
     f"local_seqno long, kind int, forwarded_at_ms long, key binary, value binary, headers {HEADERS_TYPE}, "
-    f"{', '.join(f'{name} long' for name in LINK_COLUMNS)}, at long, input int, "
-    f"record struct<{RECORD_SCHEMA}>"
+    f"{', '.join(f'{name} long' for name in LINK_COLUMNS)}, at long, input int"
 )
-_COLUMNS = [field.split()[0] for field in _SCHEMA[: _SCHEMA.index(", record")].split(", ")]
+_COLUMNS = [field.split()[0] for field in _SCHEMA.split(", ")]
 
 
-def forward_rows(
-    kafka_rows: DataFrame, site: str, *, relayed: bool = False, agreed: bool = False, headers_only: bool = False
-) -> DataFrame:
+def forward_rows(kafka_rows: DataFrame, site: str, *, relayed: bool = False, agreed: bool = False) -> DataFrame:
     """Rows of Spark's Kafka source (with headers) → the columns that the site's sequencer works on.
 
-    `packed_headers`: the application's headers, null if there are none. An irregular row (not `plain`) has the key and
-    all its headers; its `sender` is null, its numbers are 0. `kind`: an index in `FORWARD_KINDS`. `topic`: null
-    for the site's own, which nearly all rows have: a text in each row is expensive on its way to Python. Null sorts
-    first, as the site's own topic does.
+    `record`: a plain record for the payload buffer (`conf/scala/RecordsAside.scala`). Irregular rows (not `plain`) and
+    heartbeats, which are not in DATA, have `key`, `value` and `packed_headers` in its place. The sender of an irregular
+    row is null, and its numbers are 0. `kind`: an index in `FORWARD_KINDS`. `topic`: null for the site's own, which
+    nearly all rows have: a text in each row is expensive on its way to Python. Null sorts first, as the site's own
+    topic does.
 
     `relayed`: there may be rows of topics that a relay fills. They have LINK_COLUMNS, which are -1 and 0 if no link has
-    brought the row. `headers_only`: a plain message's value and headers are only in the column `record`
-    (RECORD_SCHEMA), which is null for all other rows. `agreed`: there are rows of other sites' topics. Each is judged
-    as at its own site; a copy of FORWARD becomes the record that it was made from
-    (`connectors.kafka.codec.inputs.original`); rows that are no copy, and rows of logs and EPOCH that are not needed,
-    are left out. The rows then have the columns `input` and `at`, the offset behind the row in the topic that it was
-    read from.
+    brought the row. `agreed`: there are rows of other sites' topics. Each is judged as at its own site; a copy of
+    FORWARD becomes the record that it was made from (`connectors.kafka.codec.inputs.original`); rows that are no copy,
+    and rows of logs and EPOCH that are not needed, are left out. The rows then have the columns `input` and `at`, the
+    offset behind the row in the topic that it was read from.
     """
-    rules = _rules(site, relayed=relayed, agreed=agreed, headers_only=headers_only)
+    rules = _rules(site, relayed=relayed, agreed=agreed)
     read = kafka_rows.select(rows_of_forward(_SCHEMA, rules).alias("read"))
     wanted = read.where(F.col("read").isNotNull()) if agreed else read
     left_out = ({"at", "input"} if not agreed else set()) | (set() if relayed else set(LINK_COLUMNS))
     # Spark's writer for a stateful Python function takes time with lists that grows with the square of their number.
     known = {"headers": F.to_json("read.headers").alias("packed_headers")}
     columns = [known.get(name, F.col(f"read.{name}")) for name in _COLUMNS if name not in left_out]
-    return wanted.select(*columns, *(["read.record"] if headers_only else []))
+    return wanted.select(*columns, "read.record")
 
 
-def _rules(site: str, *, relayed: bool, agreed: bool, headers_only: bool) -> str:
+def _rules(site: str, *, relayed: bool, agreed: bool) -> str:
     """Return the rules for `conf/scala/Forward.scala`, as JSON."""
     version, exclusion = epochs.EXCLUSION.decode("ascii").split(" ")
     assert version == VERSION
@@ -86,7 +78,6 @@ def _rules(site: str, *, relayed: bool, agreed: bool, headers_only: bool) -> str
         "site": site,
         "relayed": relayed,
         "agreed": agreed,
-        "lean": headers_only,
         "header": HEADER,
         "version": VERSION,
         "nothing": NOTHING,
@@ -95,8 +86,8 @@ def _rules(site: str, *, relayed: bool, agreed: bool, headers_only: bool) -> str
         "forward_fields": len(codec.FORWARD_FIELDS),
         "relayed_fields": codec.RELAYED_FIELDS,
         "agreed_at_ms": codec.AGREED_FIELDS.index("AT_MS"),
-        "kinds": FORWARD_KINDS,
-        "never_plain": sorted({*ONLY_OF_RELAYS}.difference(COLUMN_KINDS) | {MESSAGES}),
+        "kinds": COLUMN_KINDS,
+        "never_plain": [MESSAGES],
         "message": MESSAGE,
         "heartbeat": HEARTBEAT,
         "skip": SKIP,

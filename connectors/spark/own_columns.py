@@ -13,30 +13,29 @@ Place = tuple[Column, Column, Column]
 """Group, topic (which may be null) and partition."""
 
 
-def set_aside(
-    place: Place, offset: Column, record: Column, schema: str, sender: Column, numbers: tuple[Column, Column, Column]
-) -> Column:
-    """Buffer the record, a struct, if it is not null; return whether the row goes on.
+def set_aside(place: Place, offset: Column, record: Column, may_join: Column) -> Column:
+    """Buffer the record, a struct of `forward_rows`, if it is not null; return whether the row goes on.
 
     The part of a record that Python need not see stays in the JVM, in the task that has read it. All steps from here to
     `rows_of_runs` must be in one task: with an exchange between them no record is found, and the task fails. A second
     record with the same place in a task fails it, too.
 
-    Consecutive records with a sender, and offsets without a gap, form a block: only the first one's row goes on. The
-    numbers of a record are its incarnation, its local seqno, and the time of its FORWARD record.
+    Consecutive records that `may_join` others, and offsets without a gap, form a block: only the first one's row goes
+    on.
     """
-    goes_on = _column(_own("RecordsAside"), "aside", *place, offset, record, sender, *numbers, schema)
-    return F.coalesce(goes_on, F.lit(True))  # null if a number is null: then nothing was buffered
+    return _aside("put", "boolean", *place, offset, record, may_join)
 
 
 def block_of(place: Place, offset: Column, *, with_records: bool = False) -> Column:
-    """Take the block of a row that went on with a sender, once: `senders` and `numbers`. Without one the task fails.
+    """Take the block of a row whose record might join others, once: `senders`, `numbers`. Without one the task fails.
 
-    `numbers` has for each record the index of its sender and the numbers given to `set_aside`, as integers of 8 bytes.
-    The character U+0080 separates senders. `with_records`: the block also has the records, which leave the buffer, as
-    `records`: the offset and the size of each, as integers of 8 bytes, and then the records.
+    `numbers` has for each record the index of its sender, its incarnation, its local seqno and the time of its FORWARD
+    record, as integers of 8 bytes. The character U+0080 separates senders. `with_records`: the block also has the
+    records, which leave the buffer, as `records`: the offset and the size of each, as integers of 8 bytes, and then the
+    records.
     """
-    return _column(_own("RecordsAside"), "blockWithRecords" if with_records else "block", *place, offset)
+    block = "senders string, numbers binary, records binary"
+    return _aside("takeBlock", block, *place, offset, F.lit(with_records))
 
 
 def rows_of_runs(run: Column, version: str, header: str) -> Column:
@@ -50,6 +49,8 @@ def rows_of_runs(run: Column, version: str, header: str) -> Column:
 
 def rows_of_forward(schema: str, rules: str) -> Column:
     """Make structs of that schema from rows of Spark's Kafka source (with headers); null for rows that are left out.
+
+    Behind the columns of the schema they have `record`, for `set_aside`.
 
     `rules`: JSON, as `connectors.spark.forward_rows` writes it and `conf/scala/Forward.scala` reads it.
     """
@@ -79,10 +80,20 @@ def _own(name: str) -> JavaClass:
     return getattr(jvm().abcast, name)
 
 
+def _aside(function: str, result: str, *arguments: Column) -> Column:
+    """Return what a function of `conf/scala/RecordsAside.scala` returns."""
+    return _made(_own("RecordsAside").call(function, result, [_expression(each) for each in arguments]))
+
+
 def _column(owner: JavaClass | JavaObject, function: str, *arguments: Column | str) -> Column:
+    converted = [each if isinstance(each, str) else _expression(each) for each in arguments]
+    return _made(getattr(owner, function)(*converted))
+
+
+def _expression(column: Column) -> JavaObject:
     expressions = jvm().org.apache.spark.sql.classic.ExpressionUtils
-    converted = [
-        each if isinstance(each, str) else expressions.expression(each._jc)  # noqa: SLF001 - there is no public way
-        for each in arguments
-    ]
-    return ClassicColumn(expressions.column(getattr(owner, function)(*converted)))
+    return expressions.expression(column._jc)  # noqa: SLF001 - there is no public way
+
+
+def _made(expression: JavaObject) -> Column:
+    return ClassicColumn(jvm().org.apache.spark.sql.classic.ExpressionUtils.column(expression))

@@ -139,14 +139,9 @@ class Operator:
                         yield topic, (key, value, [*headers, *given])
                         continue
                     given = headers[1:]
-                elif run["senders"] is None:
+                else:
                     yield topic, (run["key"][row], run["value"][row], given)
                     continue
-                else:
-                    sender = run["sender"][row]
-                    key, value = run["senders"][sender].encode(), run["value"][row]
-                    incarnation, local_seqno = run["incarnations"][sender], run["local_seqno"][row]
-                    at_ms = run["forwarded_at_ms"][row]
                 fields = (
                     *(VERSION, run["kind"], incarnation, local_seqno),
                     *(run["first_seqno"] + row, run["epoch"], run["view"]),

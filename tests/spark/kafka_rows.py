@@ -13,7 +13,7 @@ from connectors.kafka.codec import codec
 from connectors.kafka.codec.plain_record import PlainRecord
 from connectors.takeover.rows import OutputTopics, by_rows
 from ordering.base.names import Topic
-from ordering.base.records import MAX_RECORD_BYTES, MESSAGE, Data, Headers, Link, Source
+from ordering.base.records import HEARTBEAT, MAX_RECORD_BYTES, MESSAGE, Data, Headers, Link, Source
 from ordering.sequencer.sequencer import BAD_ADDRESS, begin_batch, end_batch
 from ordering.sequencer.state import SequencerState
 from tests import forward_corpus
@@ -103,12 +103,13 @@ def linked(
 
 BAD_ADDRESSES = [
     Case(
-        f"address {sender}",
+        f"address {sender}, {kind}",
         sender.encode(),
         b"x",
-        codec.forward_headers(1, 1, application),
+        codec.forward_headers(1, 1, application, kind),
         BAD_ADDRESS,
     )
+    for kind in (MESSAGE, HEARTBEAT)
     for sender, application in (
         ("nyc/" + "n" * 129, ()),
         ("nyc/", (("trace", b"\xff"),)),

@@ -60,7 +60,7 @@ def own(offset: int, key: bytes | None, value: bytes | None, headers: RawHeaders
 def read_by_sites(spark: SparkSession, rows: list[Row]) -> DataFrame:
     """Return the operator's rows, and the time."""
     at = datetime.fromtimestamp(TIMESTAMP_MS / 1000, tz=timezone.utc)
-    read = forward_rows(source_frame(spark, rows), SITE, agreed=True, headers_only=True)
+    read = forward_rows(source_frame(spark, rows), SITE, agreed=True)
     return with_time(read, spark.createDataFrame([(at,)], "timestamp timestamp"), [GROUP])
 
 
@@ -176,7 +176,7 @@ def test_a_relay_that_begins_again(spark: SparkSession, tmp_path: Path) -> None:
         )
         for at, offset in enumerate(brought)
     ]
-    placed = forward_rows(source_frame(spark, rows), SITE, agreed=True, headers_only=True).coalesce(1)
+    placed = forward_rows(source_frame(spark, rows), SITE, agreed=True).coalesce(1)
     blocks: Any = in_blocks(placed, ["group", "input", "topic", "partition", "at"], with_records=True).toPandas()
     assert blocks["offset"].tolist() == [40, 42, 43, 45]
     group = after_takeover(first_state(GROUP, SITE, [SITE, "sfo"]), SequencerState(GROUP, epoch=1))
@@ -198,7 +198,7 @@ def test_a_block_ends_before_it_is_too_large(spark: SparkSession) -> None:
     """Python gets large messages in several pieces, each record in one of them and whole."""
     values = [bytes([offset]) * MAX_PAYLOAD_BYTES for offset in range(18)]
     rows = [own(at, b"nyc/bob", value, codec.forward_headers(1, at + 1)) for at, value in enumerate(values)]
-    placed = forward_rows(source_frame(spark, rows), SITE, agreed=True, headers_only=True).coalesce(1)
+    placed = forward_rows(source_frame(spark, rows), SITE, agreed=True).coalesce(1)
     blocks: Any = in_blocks(placed, ["group", "input", "topic", "partition", "at"], with_records=True).toPandas()
     assert blocks["offset"].tolist() == [0, 16]
     held = HeldBlocks()

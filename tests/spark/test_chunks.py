@@ -17,14 +17,13 @@ from connectors.sequencer.stored_state import StoredState, load
 from ordering.base.kinds import FORWARD_KINDS
 from ordering.base.names import Topic
 from ordering.base.records import (
-    LINK_START,
+    HEARTBEAT,
     MESSAGE,
     MESSAGES,
-    REMOTE_VIEW,
+    SKIP,
     Data,
     DeadLetter,
     Forward,
-    Link,
     Malformed,
     Partition,
     Source,
@@ -38,8 +37,8 @@ from tests.world import membership
 
 OWN = Topic("g", "forward", "s")
 LINK_COLUMNS = ("link_session", "link_epoch", "link_seqno", "link_origin_seqno")
-NEVER_PLAIN = (REMOTE_VIEW, LINK_START, MESSAGES)
-"""A copy of the kinds in `connectors.spark.codec`."""
+PLAIN = (MESSAGE, SKIP, HEARTBEAT)
+"""A copy of the kinds in `connectors.spark.forward_rows`."""
 
 
 class SparkState:
@@ -54,12 +53,12 @@ class SparkState:
 
 
 def frame(records: list[Forward | Malformed]) -> pd.DataFrame:
-    """Decoded FORWARD rows, as the JVM hands them over, messages aside; each seventh as if it were not plain."""
+    """FORWARD rows as the JVM hands them over, most plain ones aside; each seventh as if it were not plain."""
     rows = []
     for record in records:
-        is_plain = isinstance(record, Forward) and record.kind not in NEVER_PLAIN and bool(record.source.offset % 7)
+        is_plain = isinstance(record, Forward) and record.kind in PLAIN and bool(record.source.offset % 7)
         good = record if isinstance(record, Forward) and is_plain else None
-        is_aside = good is not None and good.kind == MESSAGE
+        is_aside = good is not None and good.kind != HEARTBEAT
         odd: list[tuple[str, bytes]] = []
         link: tuple[int, ...] = (-1, 0, 0, 0)
         if isinstance(record, Forward):
@@ -80,9 +79,9 @@ def frame(records: list[Forward | Malformed]) -> pd.DataFrame:
                 "forwarded_at_ms": getattr(record, "timestamp_ms", 0),
                 "block": None,
                 "plain": good is not None,
-                "key": None if good else getattr(record, "sender", "").encode(),
+                "key": None if is_aside else getattr(record, "sender", "").encode(),
                 "value": None if is_aside else getattr(record, "payload", b""),
-                "packed_headers": None if is_aside else packed(odd if good is None else good.headers),
+                "packed_headers": None if is_aside else packed(odd),
                 **dict(zip(LINK_COLUMNS, link, strict=True)),
             }
         )
@@ -132,16 +131,6 @@ def written(runs: list[pd.DataFrame], records: list[Forward | Malformed]) -> lis
                     told.append((run["kind"], seqno, run["view"], *record.id, record.payload, source, *behind))
                 continue
             value = run["value"][index]
-            if run["senders"] is not None:
-                sender = run["senders"][run["sender"][index]]
-                message_id = (sender, run["incarnations"][run["sender"][index]], run["local_seqno"][index])
-                source = (run["topic"], run["partition"], run["first_offset"] + index)
-                link = None if run["link_session"] is None else Link(*(run[name][index] for name in LINK_COLUMNS))
-                headers = _zipped(run, index) if run["names"] is not None else []
-                at_ms = run["forwarded_at_ms"][index]
-                seqno = run["first_seqno"] + index
-                told.append((run["kind"], seqno, run["view"], *message_id, value, source, link, headers, at_ms))
-                continue
             headers = _zipped(run, index)
             if run["role"] == "dead-letter":
                 told.append(_told_of_dead(headers))

@@ -18,7 +18,7 @@ from connectors.kafka.codec.headers import HEADER, VERSION
 from connectors.sequencer.blocks import out_of_blocks
 from connectors.sequencer.query import encode_decided, sequence
 from connectors.sequencer.runs import RUN_SCHEMA
-from connectors.spark.forward_rows import RECORD_SCHEMA, forward_rows
+from connectors.spark.forward_rows import forward_rows
 from connectors.spark.jvm import jvm
 from connectors.spark.own_columns import (
     Place,
@@ -35,6 +35,10 @@ pytestmark = pytest.mark.spark
 
 STATE = SequencerState("g", epoch=3)
 NAME = ("group", "topic", "partition", "offset")
+RECORD_SCHEMA = (
+    "key binary, value binary, incarnation long, local_seqno long, at_ms long, link string, "
+    "headers array<struct<key: string, value: binary>>"
+)
 NAMES = [
     ("g", None, 0, 7),
     ("g", None, 0, 8),
@@ -60,15 +64,14 @@ def set_by(spark: SparkSession, names: Sequence[tuple[object, ...]], record: Col
     frame = spark.createDataFrame(names, "group string, topic string, partition int, offset long").coalesce(1)
     words = F.concat_ws(" ", *(F.coalesce(F.col(name).cast("string"), F.lit("-")) for name in NAME))
     whole = record_of(F.repeat(words, F.col("partition") * REPEATED + 1).cast("binary"))
-    alone = F.lit(None).cast("string"), (F.lit(1), F.lit(2), F.lit(3))
-    return frame.where(set_aside(place(), F.col("offset"), whole if record is None else record, RECORD_SCHEMA, *alone))
+    return frame.where(set_aside(place(), F.col("offset"), whole if record is None else record, F.lit(False)))
 
 
-def record_of(value: Column) -> Column:
+def record_of(value: Column, **more: Column) -> Column:
     """Return a record to set aside, with this value."""
     own = F.struct(F.lit(HEADER).alias("key"), F.lit(b"2 message 1 2").alias("value"))
     known = {"key": F.lit(b"s/a"), "value": value, "incarnation": F.lit(1), "local_seqno": F.lit(2), "at_ms": F.lit(3)}
-    known["headers"] = F.array(own)
+    known |= {"headers": F.array(own), **more}
     return F.struct(
         *(
             known.get(name, F.lit(None)).cast(kind).alias(name)
@@ -140,12 +143,12 @@ def test_all_else_fails(spark: SparkSession, case: str) -> None:
 def test_where_there_is_no_task() -> None:
     """Without a task there is no store for records."""
     with pytest.raises(Exception, match="in a task of Spark's only"):
-        jvm().abcast.RecordsAside.takeBlock(None, None, 0, 1)
+        jvm().abcast.RecordsAside.takeBlock(None, None, 0, 1, False)
 
 
 def test_what_is_set_aside_has_the_schema_with_which_it_comes_back(spark: SparkSession) -> None:
     for relayed in (False, True):
-        decoded = forward_rows(source_frame(spark, []), SITE, relayed=relayed, headers_only=True)
+        decoded = forward_rows(source_frame(spark, []), SITE, relayed=relayed)
         assert (
             decoded.select("record.*").schema.simpleString()
             == spark.createDataFrame([], RECORD_SCHEMA).schema.simpleString()
@@ -172,10 +175,11 @@ MESSAGE_SCHEMA = (
 def in_blocks(spark: SparkSession, messages: Sequence[tuple[object, ...]]) -> DataFrame:
     """Set records aside for these messages in one task, and return the remaining rows in the order of names."""
     frame = spark.createDataFrame(messages, MESSAGE_SCHEMA).coalesce(1)
-    numbers = F.col("incarnation"), F.col("local_seqno"), F.col("forwarded_at_ms")
-    return frame.where(
-        set_aside(place(), F.col("offset"), record_of(F.lit(b"")), RECORD_SCHEMA, F.col("sender"), numbers)
-    ).sortWithinPartitions(*NAME)
+    numbers = {name: F.col(name) for name in ("incarnation", "local_seqno")}
+    key = F.coalesce(F.col("sender").cast("binary"), F.lit(b""))
+    record = record_of(F.lit(b""), key=key, at_ms=F.col("forwarded_at_ms"), **numbers)
+    may_join = F.col("sender").isNotNull()
+    return frame.where(set_aside(place(), F.col("offset"), record, may_join)).sortWithinPartitions(*NAME)
 
 
 @pytest.mark.parametrize("order", ["of_the_log", "reversed", "mixed"])
