@@ -125,12 +125,17 @@ class Agreeing(AgreeingMachine[Sequence[Record], Output]):
 
     @property
     def is_full(self) -> bool:
-        """Whether a step is under way: it reads nothing."""
-        return self.is_due
+        """Whether a step is under way that takes no input any more."""
+        return self.is_due and not self.is_open
+
+    @property
+    def reads_on(self) -> bool:
+        """Whether the input is to be read once more before the next write."""
+        return self.is_open
 
     def wants(self, place: TopicPartition) -> bool:
         """Whether the input is to be read now."""
-        return not self.is_due and self.has_room(self.sources[place])
+        return not self.is_full and self.has_room(self.sources[place])
 
     def take(self, place: TopicPartition, records: Sequence[Record]) -> None:
         """Take records of a partition, in the order of its log. Raises ProtocolViolation."""

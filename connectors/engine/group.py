@@ -38,6 +38,10 @@ class EngineMachine(LogMachine[TopicPartition, Record, Output], Protocol):
     def is_full(self) -> bool:
         """Whether no input is to be read until a write is acknowledged."""
 
+    @property
+    def reads_on(self) -> bool:
+        """Whether the input is to be read once more before the next write. An entry a step later costs a whole step."""
+
     def wants(self, place: TopicPartition) -> bool:
         """Whether this input is to be read now."""
 

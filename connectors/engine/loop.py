@@ -155,15 +155,30 @@ class Loop(Generic[AnyMachine]):
 
         Groups without new records take a step now and then.
         """
+        self._read_on()
         for group in [group for group in self._groups.values() if group.machine.is_due]:
             self._act(group.name, GroupDriver.advance)
             group.warn_if_late()
-        for name, polled in self._poll().items():
-            self._act(name, partial(GroupDriver.take, polled=polled))
+        self._take(self._poll())
         if (now := time.monotonic()) - self._stepped_at >= STEP_S:
             self._stepped_at = now
             for name in list(self._groups):
                 self._act(name, GroupDriver.step)
+
+    def _read_on(self) -> None:
+        """Take the records that came while a group waited for Kafka.
+
+        Not while another group reads nothing: all inputs would be assigned anew.
+        """
+        groups = self._groups.values()
+        if any(group.machine.reads_on and not group.in_flight for group in groups) and not any(
+            group.machine.is_full for group in groups
+        ):
+            self._take(self._read(0.0))
+
+    def _take(self, read: Mapping[str, Polled]) -> None:
+        for name, polled in read.items():
+            self._act(name, partial(GroupDriver.take, polled=polled))
 
     def _act(self, name: str, act: Callable[[GroupDriver[AnyMachine]], object]) -> None:
         """Call `act` with a group, unless it was dropped. An error ends the work on this group alone."""
@@ -207,21 +222,22 @@ class Loop(Generic[AnyMachine]):
         due = [group for group in self._groups.values() if group.machine.is_due]
         on_time = [group for group in due if group.is_on_time]
         soon = max(on_time, key=lambda group: group.machine.is_full) if on_time else None
-        if soon is None or not soon.machine.is_full:
-            try:
-                groups = self._groups
-                polled = self._intake.poll_groups(
-                    lambda name, place: groups[name].machine.wants(place),
-                    POLL_S if not due else STEP_S if soon is None else 0.0,
-                )
-            except PartitionsFailed as failed:
-                for name in self._intake.groups_of(failed.places):
-                    self._fail(name, failed.error, self._groups[name].epoch)
-                return {}
+        if soon is None or not (soon.machine.is_full or soon.machine.reads_on):
+            polled = self._read(POLL_S if not due else STEP_S if soon is None else 0.0)
             if polled or soon is None:
                 return polled
         self._wait(soon)
         return {}
+
+    def _read(self, timeout_s: float) -> Mapping[str, Polled]:
+        """Return the records that come within this time, by group, of the inputs that machines want."""
+        groups = self._groups
+        try:
+            return self._intake.poll_groups(lambda name, place: groups[name].machine.wants(place), timeout_s)
+        except PartitionsFailed as failed:
+            for name in self._intake.groups_of(failed.places):
+                self._fail(name, failed.error, self._groups[name].epoch)
+            return {}
 
     def _wait(self, group: GroupDriver[AnyMachine]) -> None:
         """Wait a little for the group's oldest write."""

@@ -52,6 +52,11 @@ class Sequencing:
             )
         return self._is_full
 
+    @property
+    def reads_on(self) -> bool:
+        """Never: records that come now are soon in a batch of their own."""
+        return False
+
     def wants(self, place: TopicPartition) -> bool:  # noqa: ARG002 - all partitions of a group are held together
         """Whether the partition is to be read now."""
         return self._is_full is False or not self.is_full

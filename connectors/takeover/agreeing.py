@@ -12,8 +12,10 @@ is the order that `ordering.agreement.group` needs. A crash at any point leaves 
     ENTRY    the step's entry          → RUNS
     RUNS     nothing                   DATA of the runs that are due is written → READY
 
-Outside READY a group is not read and not ticked. A group whose write Kafka does not take is *stuck* there; the other
-groups go on without it.
+Outside READY a group is not ticked. It is read until its entry is made (`is_open`): input that comes while DATA of
+earlier steps is on its way gets its answer in this step's entry, not in the one after it. To the site that is the same
+as input that came a little earlier, since nothing of the step has left yet. A group whose write Kafka does not take is
+*stuck*; the other groups go on without it.
 """
 
 from __future__ import annotations
@@ -110,6 +112,11 @@ class AgreeingMachine(Generic[Read, Write]):
     def is_due(self) -> bool:
         """Whether a step is under way."""
         return self._phase is not _Phase.READY
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the step under way still takes input: its entry is not made yet."""
+        return self._phase is _Phase.DATA
 
     def has_room(self, source: Input) -> bool:
         """Whether an input may be read further."""

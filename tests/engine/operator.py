@@ -84,6 +84,10 @@ class Operator:
     def is_full(self) -> bool:
         return self.is_due
 
+    @property
+    def reads_on(self) -> bool:
+        return False
+
     def wants(self, place: TopicPartition) -> bool:
         return not self.is_due
 
