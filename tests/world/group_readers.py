@@ -67,6 +67,6 @@ class CountlessReader(_RowReader):
 def readers(reader: type[Reader]) -> tuple[tuple[str, Any], ...]:
     """Return the patches that give all readers of DATA another reading rule."""
     cursor = "connectors.kafka.log.data_cursor.DataCursor._pass_over"
-    places = ("connectors.kafka.log.data_log", "connectors.client.tail.log_end", "connectors.ledger.table")
+    places = ("connectors.kafka.log.data_log", "connectors.client.tail.log_end")
     strays = ((cursor, lambda self, _: self._reader.accept(STRAY, -1, 0)),) if reader is StrayReader else ()
     return (*((f"{place}.Reader", reader) for place in places), *strays)

@@ -1,4 +1,4 @@
-"""A ledger of a world. A writer has the reading rule of `connectors.ledger.table`; the table is a model of Delta's
+"""A ledger of a world. A writer has the reading rule of `connectors.ledger.one_pass`; the table is a model of Delta's
 compare-and-set.
 """
 
