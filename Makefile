@@ -31,6 +31,7 @@ test-fast: setup ## run the tests that need no broker and no Spark, kill nothing
 test: setup ## run every test but the long ones and the soak, PROCESSES=4 at a time
 	@$(PYTEST) $(ARGS)
 
+test-long: PROCESSES = 3# a fourth pipeline of jobs makes the others late
 test-long: setup ## run the long tests: pipelines of several jobs and sites, jobs that are killed
 	@ABCAST_LONG=1 $(PYTEST) -m "long and not soak" $(ARGS)
 
