@@ -43,6 +43,8 @@ BESIDE = ("topic", "offset", "count", "format")
 
 _MOST_ROWS = 20_000
 """The rows that packs become at a time: few enough for memory, enough for columns to pay."""
+_HEADERS_OF_A_ROW = 1600
+"""Bytes of headers that count as one more row. Each message of a pack gets the headers of the pack."""
 
 Hole = tuple[int, int]
 """Offsets without a record: the first one, and the end."""
@@ -94,7 +96,7 @@ class Follower:
 
     def behind_look(self, looked: Follower) -> Follower:
         """Return a follower that begins here and passes the views and holes that `looked` has met, no others."""
-        return Follower(self.offset, copy.copy(self.reader), passes_views=True, passes_holes=looked.holes)
+        return Follower(self.offset, copy.copy(self.reader), passes_views=True, passes_holes=frozenset(looked.holes))
 
     def is_level_with(self, other: Follower) -> bool:
         """Whether both have read the same records, in the same state of the rule."""
@@ -158,13 +160,13 @@ def effective_rows(
     batches: Iterable[pa.RecordBatch], *, followers: Followers, report: Report
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows that the followers take of rows of `ledger_rows`; then report the followers of all groups met."""
-    following, met = copy.deepcopy(followers), dict[str, Follower]()
+    met = dict[str, Follower]()
     for batch in batches:
-        yield from _each_seqno(batch, _read(batch, following, met))
+        yield from _each_seqno(batch, _read(batch, followers, met))
     report([met])
 
 
-def _read(batch: pa.RecordBatch, following: Followers, met: dict[str, Follower]) -> NDArray[np.int64]:
+def _read(batch: pa.RecordBatch, followers: Followers, met: dict[str, Follower]) -> NDArray[np.int64]:
     """Let the followers read the batch; return the places that they return."""
 
     def mask(condition: pa.BooleanArray) -> NDArray[np.bool_]:
@@ -182,7 +184,9 @@ def _read(batch: pa.RecordBatch, following: Followers, met: dict[str, Follower])
     for begin, end in pairwise([0, *edges.tolist(), len(batch)]):
         if begin < end:
             group = groups[begin].as_py()
-            follower = met[group] = following[group]
+            if group not in met:
+                met[group] = copy.deepcopy(followers[group])
+            follower = met[group]
             follower.topic = batch.column("topic")[begin].as_py()
             places[begin:end] = follower.read(records.part(begin, end))
     return places
@@ -203,9 +207,21 @@ def _each_seqno(batch: pa.RecordBatch, places: NDArray[np.int64]) -> Iterator[pa
     if not is_several.any():
         yield _of_table(batch)
         return
-    parts = np.flatnonzero(np.diff(np.cumsum(count) // _MOST_ROWS)) + 1
+    weight = count * (1 + _headers_bytes(batch) // _HEADERS_OF_A_ROW)
+    parts = np.flatnonzero(np.diff(np.cumsum(weight) // _MOST_ROWS)) + 1
     for begin, end in pairwise([0, *parts.tolist(), len(batch)]):
         yield _split(batch.slice(begin, end - begin), places[begin:end], is_several[begin:end])
+
+
+def _headers_bytes(batch: pa.RecordBatch) -> NDArray[np.int64]:
+    """Return the bytes of each record's headers."""
+    headers = batch.column("headers")
+    each = pc.list_flatten(headers)
+    key, value = (
+        pc.fill_null(pc.binary_length(pc.struct_field(each, name)), 0).to_numpy() for name in ("key", "value")
+    )
+    record = pc.list_parent_indices(headers).to_numpy()
+    return np.bincount(record, weights=key + value, minlength=len(batch)).astype(np.int64)
 
 
 def _split(batch: pa.RecordBatch, places: NDArray[np.int64], is_several: NDArray[np.bool_]) -> pa.RecordBatch:

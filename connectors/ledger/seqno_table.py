@@ -53,20 +53,20 @@ class SeqnoTable(AppendOnlyTable[TableState, Rows], Generic[Rows]):
                     f"{last}. Reading the missing records from Kafka again."
                 )
 
-    def append(self, effective: Rows, reached: Mapping[str, int]) -> None:
-        """Append by compare-and-set until the table has everything up to `reached`. The caller holds the lock.
+    def append(self, effective: Rows, reached: Mapping[str, int]) -> bool:
+        """Append by compare-and-set until the table has everything up to `reached`; return whether that took a commit.
 
-        Raises LedgerContended, LedgerReplaced, DataSkipped.
+        The caller holds the lock. Raises LedgerContended, LedgerReplaced, DataSkipped.
         """
         for _ in range(MAX_ATTEMPTS):
             self.look_again()
             held = self.state.last_seqno
             missing = {group: held.get(group, 0) for group, last in reached.items() if last > held.get(group, 0)}
             if not missing:
-                return
+                return False
             if self.append_once(self._behind(effective, missing)):
                 self.has_reached({group: reached[group] for group in missing})
-                return
+                return True
         raise self.contended()
 
     @abstractmethod

@@ -55,6 +55,8 @@ from ordering.base.records import MESSAGE, STRAY, STRAY_EPOCH, VIEW
 
 _logger = logging.getLogger(__name__)
 
+_UNTOLD = "Spark does not tell how far a batch of DATA was read. Reading it again."
+
 
 def create_tables(spark: SparkSession, data: Location, is_ending: Callable[[], bool] = lambda: False) -> None:
     """Create the `ledger` and `views` tables below `data` if they are missing, and bring older ones up to date.
@@ -173,7 +175,7 @@ class LedgerWriter(BatchWriter):
         looking = {group: follower.looking() for group, follower in self._followers.items()}
         passes.rows(batch, looking).write.format("noop").mode("overwrite").save()
         if len(reports := passes.met()) != 1:
-            raise DataSkipped("Spark does not tell how far a batch of DATA was read. Reading it again.")
+            raise DataSkipped(_UNTOLD)
         looked = reports[0]
         for group, follower in looked.items():
             check_look(group, self._followers[group].offset, follower, self._beginning)
@@ -191,8 +193,8 @@ class LedgerWriter(BatchWriter):
             if follower.reader.last_seqno > self._followers[group].reader.last_seqno
         }
         writing = {group: self._followers[group].behind_look(follower) for group, follower in looked.items()}
-        if reached:
-            self._table.append(passes.rows(batch, writing), reached)
+        if reached and self._table.append(passes.rows(batch, writing), reached) and not passes.met():
+            raise DataSkipped(_UNTOLD)
         for met in passes.met():
             for group, follower in looked.items():
                 if group not in met or not met[group].is_level_with(follower):

@@ -196,3 +196,15 @@ def test_packs_become_rows_in_parts() -> None:
     assert sum(map(len, given)) == 45 * MAX_PACK_MESSAGES
     assert max(map(len, given)) <= 20_000 + MAX_PACK_MESSAGES
     assert pa.Table.from_batches(given)["payload"].to_pylist() == payloads * 45
+
+
+def test_headers_count_for_each_message_of_a_pack() -> None:
+    """Each row of a pack has the pack's headers: large ones make a record batch end sooner."""
+    pack = replace(
+        message(1, headers=(("large", b"x" * 50_000),)), kind=MESSAGES, payload=encode_pack([b""] * 20), count=20
+    )
+    log = Log("g", (0, 1, 1), [(at, replace(pack, seqno=1 + at * 20)) for at in range(130)])
+    [batch] = columns_of(log).combine_chunks().to_batches()
+    given = list(effective_rows([batch], followers={"g": log.follower}, report=lambda _: None))
+    assert sum(map(len, given)) == 130 * 20
+    assert max(each.nbytes for each in given) < 40_000_000

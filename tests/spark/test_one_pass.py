@@ -116,3 +116,16 @@ def test_spark_does_not_tell(spark: SparkSession, table: Path) -> None:
         writer.write(source_frame(spark, log_of(message(4), group="silent", first_offset=4)), 3)
     with pytest.raises(DataSkipped):
         writer.check()
+
+
+@pytest.mark.slow
+def test_spark_does_not_tell_of_a_write(spark: SparkSession, table: Path) -> None:
+    """A pass that has written rows, and of which no report comes, may have written too few."""
+    writer = writer_of(table, BEGINNING, "untold")
+    looked = Follower(7, Reader(1, 1), holes=[(0, 5)])
+    with patch.object(_Passes, "met", side_effect=[[], [{"untold": looked}], []]) as met:
+        writer.write(source_frame(spark, log_of(seal(1), message(1), group="untold", first_offset=5)), 0)
+    assert rows_of(spark, table, "untold") == expected(1)
+    assert met.call_count == 3
+    with pytest.raises(DataSkipped, match="Spark does not tell"):
+        writer.check()
