@@ -120,7 +120,7 @@ def test_spark_does_not_tell(spark: SparkSession, table: Path) -> None:
 
 @pytest.mark.slow
 def test_spark_does_not_tell_of_a_write(spark: SparkSession, table: Path) -> None:
-    """A pass that has written rows, and of which no report comes, may have written too few."""
+    """Rows were written, but no report of the pass comes: there may be too few of them."""
     writer = writer_of(table, BEGINNING, "untold")
     looked = Follower(7, Reader(1, 1), holes=[(0, 5)])
     with patch.object(_Passes, "met", side_effect=[[], [{"untold": looked}], []]) as met:
