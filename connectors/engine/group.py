@@ -40,7 +40,7 @@ class EngineMachine(LogMachine[TopicPartition, Record, Output], Protocol):
 
     @property
     def reads_on(self) -> bool:
-        """Whether the input is to be read once more before the next write. An entry a step later costs a whole step."""
+        """Whether the input is to be read once more before the next write: what it misses waits for a whole step."""
 
     def wants(self, place: TopicPartition) -> bool:
         """Whether this input is to be read now."""

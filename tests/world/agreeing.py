@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 from typing import Any
 from unittest.mock import patch
 
@@ -216,6 +217,7 @@ class AgreeingWorld(AgreeingStorms):
             if number % 5 == 0:
                 self._exclude_lost()
                 self.actors.catch_up()
+                self._tick()
             self._round()
             self.members.settle()
             for name in self.names:
@@ -223,6 +225,11 @@ class AgreeingWorld(AgreeingStorms):
                     self._restart(name)  # what it was to read may have gone in the last round
             if len(self.anomalies) > MANY or (number % 10 == 9 and self._resend()):
                 break
+
+    def _tick(self) -> None:
+        for job in chain.from_iterable(self.jobs.values()):
+            with self.actors.acting(job.at.name):
+                job.tick()
 
     def _resend(self) -> bool:
         """Send unordered messages again; return whether there is none, and all sites are even."""

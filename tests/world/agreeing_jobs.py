@@ -21,6 +21,7 @@ from connectors.takeover.agreeing import _Phase
 from connectors.takeover.fencing import check_not_fenced
 from connectors.takeover.rows import Output
 from connectors.takeover.takeover import Claimer, take_over_groups
+from connectors.takeover.ticks import tick
 from ordering.agreement.codec import decode, encode
 from ordering.agreement.formation import View
 from ordering.agreement.group import Group, after_takeover, going_on
@@ -145,6 +146,12 @@ class Job:
         if self.world.stores_state and not self.machine.is_due and self.group.written == self.group.sent:
             self.machine.store_and_load()
         self._settle()
+
+    def tick(self) -> None:
+        """Tick for members, as the supervisor that ships does: all of them may be dead, or wait for a view."""
+        if self.site.sequenced.state.membership.is_watched:
+            producer, topic = self.at.connection.producer(), partition("forward", self.at.name).topic
+            tick(producer, topic, producer.partitions_for(topic), self.group.written)
 
     def stop(self) -> None:
         """End with a last entry. Raises what ends the job."""
