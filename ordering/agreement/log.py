@@ -392,4 +392,4 @@ def _body(value: object, of_format: int) -> object:
 
 
 def _read_body(kind: type[T], body: object) -> T:
-    return decode(kind, body.encode("utf-8")) if isinstance(body, str) else value_of(kind, body)
+    return decode(kind, body.encode("utf-8", "surrogatepass")) if isinstance(body, str) else value_of(kind, body)

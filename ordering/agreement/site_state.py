@@ -16,7 +16,7 @@ from ordering.agreement.log import Entry, LogRow, OrderedRun, ReadReport, SiteMe
 from ordering.agreement.messages import Exclude, Installed, NotExcluded, Outside, Stuck
 from ordering.agreement.process import SUSPECT_AFTER_MS, ProcessState, member
 from ordering.agreement.state import RESEND_AFTER_MS, Send, Tick
-from ordering.base.canonical import deflated, inflated
+from ordering.base.canonical import changed
 from ordering.base.errors import ProtocolViolation
 from ordering.base.formats import FIRST
 from ordering.base.records import Exclusion
@@ -233,14 +233,9 @@ def stated(state: SiteState) -> bytes:
     return encode(replace(state, snapshot=b"", logs={}, since=deque(), trail={}), as_text=True)
 
 
-def changes(before: bytes, after: bytes) -> bytes:
-    """Return the changes from the state `before`, which is all that an entry has of its state if it is no base."""
-    return deflated(after, before)
-
-
 def _after(before: bytes, changes: bytes) -> bytes:
-    """Return the inverse of `changes`. Raises ProtocolViolation."""
+    """Return the state behind an entry that has only its changes. Raises ProtocolViolation."""
     try:
-        return inflated(changes, MAX_INFLATED_BYTES, before)
+        return changed(before, changes, MAX_INFLATED_BYTES)
     except ValueError as error:
         raise ProtocolViolation(f"no changes of a site's state: {error}") from error

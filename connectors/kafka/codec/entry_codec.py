@@ -7,12 +7,12 @@ import gzip
 from ordering.agreement.log import Entry
 from ordering.base.canonical import deflated, inflated, inflated_first
 from ordering.base.errors import ProtocolViolation
-from ordering.base.formats import FIRST
+from ordering.base.formats import FIRST, later
 from ordering.base.records import ENTRY, MAX_RECORD_BYTES, Data
 from ordering.sequencer.state import MAX_INFLATED_BYTES
 
-_DEFLATED = b"\x02"
-"""The first byte of an entry that is not gzip'd."""
+_GZIP, _DEFLATED = b"\x1f", b"\x02"
+"""The first byte of a payload in format 1 (gzip'd JSON), and in format 2 (deflated JSON behind this byte)."""
 _WORDS = (
     b'["hears","join","prepare","promise","refuse","accept","accepted","decided","beat",[1]'
     b'[0,1,,[[["a"],"propose",[1,2,,[,]]],[["a","b"],"send",[1,,[["~abcast.a.forward.b-0  ",6]],[]]],'
@@ -21,7 +21,8 @@ _WORDS = (
     b'[[,["a",0],["~abcast.a.forward.a-0  ",1],[]],[,["b",0],["~abcast.a.forward.b-0  ",1],[]]],'
     b'"~",,"~","=",[["a",1,,,"=",false,],["b",1,,,"=",false,]],2,2,"0.2.0",]'
 )
-"""An entry without most names and numbers. It is part of the format: another dictionary could read no entry."""
+"""An entry without most names and numbers: the dictionary of `_DEFLATED`. Another dictionary takes another first byte,
+by which older versions learn that they can't read the entry."""
 _ROOM_BYTES = 1024
 """An upper bound for a record's parts other than its value."""
 
@@ -43,8 +44,11 @@ def write_entry(entry: Entry) -> Data:
 
 
 def _decoded(payload: bytes) -> Entry:
-    if not payload.startswith(_DEFLATED):
+    form = payload[:1]
+    if form == _GZIP:
         return Entry.from_bytes(inflated(payload, MAX_INFLATED_BYTES))
+    if form != _DEFLATED:
+        raise later(f"an entry begins with {form!r}, which this version of abcast does not know")
     plain, state = inflated_first(payload[len(_DEFLATED) :], MAX_INFLATED_BYTES, _WORDS)
     entry = Entry.from_bytes(plain)
     return entry._replace(state=state) if state else entry

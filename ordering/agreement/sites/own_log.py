@@ -9,10 +9,11 @@ from dataclasses import replace
 
 from ordering.agreement.codec import encode
 from ordering.agreement.log import Entry, OrderedRun, OwnEntry, ReadReport, SiteMessage, ranges_of, write_told
-from ordering.agreement.site_state import GroupState, changes, stated
+from ordering.agreement.site_state import GroupState, stated
 from ordering.agreement.sites.forwards import MAX_RUN_RECORDS, Forwards
 from ordering.agreement.sites.other_logs import OtherLogs
 from ordering.agreement.sites.sequenced import Sequenced
+from ordering.base.canonical import changes
 from ordering.base.formats import ADDITIONS, FIRST
 
 SNAPSHOT_EVERY_RUNS = 32

@@ -13,9 +13,20 @@ from hypothesis import strategies as st
 from connectors.kafka.codec.entry_codec import read_entry, write_entry
 from ordering.agreement.codec import decode, encode, plain_of
 from ordering.agreement.formation import ProcessIncarnation
-from ordering.agreement.log import Entry, LogRow, OrderedRun, OwnEntry, Range, SiteMessage, ranges_of, run_of
-from ordering.agreement.site_state import SiteState, changes, first_state, state_of, stated
-from ordering.base.errors import ProtocolViolation
+from ordering.agreement.log import (
+    Entry,
+    LogRow,
+    OrderedRun,
+    OwnEntry,
+    Range,
+    SiteMessage,
+    ranges_of,
+    read_letter,
+    run_of,
+)
+from ordering.agreement.site_state import SiteState, first_state, state_of, stated
+from ordering.base.canonical import changes
+from ordering.base.errors import LaterVersion, ProtocolViolation
 from ordering.base.formats import ADDITIONS
 from ordering.base.records import ENTRY, MAX_NUMBER, Data
 from ordering.sequencer.state import SequencerState
@@ -34,6 +45,15 @@ def with_state(number: int, state: bytes, **fields: object) -> Entry:
     return Entry(7, 1, number, state=state)._replace(**{**two, **fields})  # type: ignore[arg-type]
 
 
+WRITTEN = with_state(
+    2,
+    changes(stated(first_state("g", "lax", ("lax", "nyc"))), stated(first_state("g", "lax", ("lax", "sfo")))),
+    before=b"12345678",
+    letters=(SiteMessage(("nyc",), "send", plain_of((1, run_of((Range("abcast.g.forward.lax-0", 3, 9),), 2)))),),
+    logs=(LogRow("nyc", 1, 2, 3, b"87654321"),),
+)
+
+
 @given(st.lists(STATES, min_size=2, max_size=5))
 def test_any_state_behind_any(values: list[object]) -> None:
     """Only the reading site counts: it restores the same state from any base."""
@@ -50,6 +70,47 @@ def test_where_only_numbers_are_others_it_is_short(number: int, position: int, c
     first = replace(first_state("g7", "s0", ("s0", "s00")), number=3, position=11)
     second = replace(first, number=number, position=position, complete=complete)
     assert len(changes(stated(first), stated(second))) < 60
+
+
+def test_a_large_state_is_told_by_its_changes_too() -> None:
+    """Deflate looks back over 32 KiB; the state is larger."""
+    first = first_state("g", "s0", ("s0", *(f"site-{number:04}" for number in range(200))))
+    second = replace(first, number=123, position=456, complete=7)
+    before, after = stated(first), stated(second)
+    assert len(before) > 64 * 1024
+    assert len(changes(before, after)) < 1000
+    assert len(changes(before, after[: len(after) // 2] + b"1234567890" * 100 + after[len(after) // 2 :])) < 1500
+    base = with_state(1, before, snapshot=SequencerState("g").to_bytes())
+    assert stated(state_of([base, with_state(2, changes(before, after))])) == after
+
+
+@pytest.mark.parametrize("cut", [slice(0, -1), slice(0, 10)])
+def test_changes_that_are_cut_off(cut: slice) -> None:
+    before, after = stated(first_state("g", "lax", ("lax", "nyc"))), stated(first_state("g", "lax", ("lax", "sfo")))
+    for raw in (changes(before, after)[cut], changes(before, after) * 2):
+        with pytest.raises(ProtocolViolation):
+            state_of([with_state(1, before, snapshot=b"x"), with_state(2, raw)])
+
+
+def test_an_entry_of_format_2_stays_readable() -> None:
+    """What a version has written, all later ones read."""
+    payload = bytes.fromhex(
+        "028b36d701450ec82b7995c928918270433adc0d3989154057182b5882a3051c31603718425c526768646c626a"
+        "666e017611c840b0e9c640190b7333531363234398430c505d120b008bc60822434b2363731353534b53236323"
+        "33730bf4202a4ecb1f1a41047528c5410400"
+    )
+    assert read_entry(Data(ENTRY, 1, local_seqno=2, payload=payload)) == WRITTEN
+
+
+@pytest.mark.parametrize("form", [b"\x00", b"\x03", b"{"])
+def test_an_entry_of_another_form_is_of_a_later_version(form: bytes) -> None:
+    with pytest.raises(LaterVersion):
+        read_entry(Data(ENTRY, 1, local_seqno=1, payload=form + b"anything"))
+
+
+def test_a_letter_of_another_encoding_is_none() -> None:
+    with pytest.raises(ProtocolViolation):
+        read_letter(SiteMessage(("lax",), "known", "\ud800"))
 
 
 @given(
