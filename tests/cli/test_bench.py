@@ -34,6 +34,7 @@ def kafka(broker: EmbeddedBroker) -> dict[str, str]:
     return {"ABCAST_BOOTSTRAP_SERVERS": broker.bootstrap_servers, "ABCAST_SITE": SITE}
 
 
+@pytest.mark.long
 @pytest.mark.broker
 @pytest.mark.timeout(400)
 def test_figures(broker: EmbeddedBroker, kafka: dict[str, str], tmp_path: Path) -> None:
@@ -63,6 +64,7 @@ def test_ctrl_c_at_the_start(broker: EmbeddedBroker, kafka: dict[str, str], tmp_
     assert bench_topics(broker) == []
 
 
+@pytest.mark.long
 @pytest.mark.broker
 @pytest.mark.timeout(400)
 def test_ctrl_c_removes_the_group(broker: EmbeddedBroker, kafka: dict[str, str], tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ QUICKLY_S = 0.0003
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("signals", [1, 3])
+@pytest.mark.parametrize("signals", [pytest.param(1, marks=pytest.mark.long), 3])
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("name", COMMANDS)
 def test_ctrl_c_at_any_moment(tmp_path: Path, name: str, number: signal.Signals, signals: int) -> None:

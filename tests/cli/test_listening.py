@@ -53,6 +53,7 @@ def variables_of(broker: EmbeddedBroker, group: str) -> dict[str, str]:
     return {"ABCAST_BOOTSTRAP_SERVERS": broker.bootstrap_servers, "ABCAST_SITE": SITE, "ABCAST_GROUPS": group}
 
 
+@pytest.mark.long
 def test_what_is_scraped_is_the_status(broker: EmbeddedBroker, tmp_path: Path) -> None:
     """Sequencer and ledger; a stalled client is there all the time. The process ends as ever."""
     group = "cli.listened"

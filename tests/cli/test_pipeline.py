@@ -212,6 +212,7 @@ def test_three_members(pipeline: Pipeline) -> None:
     assert pipeline.abcast("check", "--group", group, "--site", SITE).returncode == 0
 
 
+@pytest.mark.long
 def test_broker_commands(tmp_path: Path) -> None:
     """`start` leaves a broker behind that `status` sees and `stop` ends; each may be repeated."""
     directory = ("--dir", tmp_path / "kafka")

@@ -176,6 +176,7 @@ def test_a_ledger_is_read(version: Path, spark: SparkSession, tmp_path: Path) ->
     assert sum(record.kind == EPOCH for record in log) == 4
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_a_ledger_with_the_column_group(spark: SparkSession, tmp_path: Path) -> None:
     """A commit renames the column; rows, statistics and transactions stay, and SQL needs no quotes."""
@@ -211,6 +212,7 @@ def append_seqno(table: Path, seqno: int) -> None:
     write_deltalake(table, row, mode="append", partition_by=["group"])
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_an_earlier_version_writes_during_the_rename(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -90,6 +90,7 @@ def test_it_writes_what_the_group_orders(kafka: MemoryConnection, tmp_path: Path
     )
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_small_files_are_merged(kafka: MemoryConnection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also the files that another process's appends made; the rows stay."""

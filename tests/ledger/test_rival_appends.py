@@ -133,6 +133,7 @@ def played(seed: int, data: Path) -> Iterator[Schedule]:
         yield schedule
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_each_seqno_once(tmp_path: Path) -> None:
     seen: set[str] = set()

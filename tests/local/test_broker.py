@@ -88,6 +88,7 @@ def wait_until_gone(pid: int, seconds: float) -> bool:
     return False
 
 
+@pytest.mark.long
 @pytest.mark.broker
 def test_a_stopped_broker_goes_on_with_its_data_and_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A directory of any name holds the files, whatever the terminal can show."""
@@ -193,6 +194,7 @@ def test_a_detached_broker_outlives_the_process_that_started_it(tmp_path: Path) 
     assert not broker.status().running
 
 
+@pytest.mark.long
 @pytest.mark.broker
 def test_a_cluster_id_may_begin_with_a_hyphen(own_broker: EmbeddedBroker) -> None:
     own_broker.directory.mkdir()

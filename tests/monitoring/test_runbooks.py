@@ -72,6 +72,7 @@ def answers(job: Background, path: str = "/readyz") -> int:
         return 0
 
 
+@pytest.mark.long
 @pytest.mark.broker
 @executes("AbcastStuck", "AbcastMemberFull", "AbcastDown", "AbcastTakeovers", "AbcastLedgerBehind")
 def test_a_sequencer_is_gone(made: Callable[..., Pipeline]) -> None:
@@ -171,6 +172,7 @@ def test_a_sequencer_hangs(made: Callable[..., Pipeline]) -> None:
     assert here.status(b)["sequencer"]["pid"] == busy.process.pid
 
 
+@pytest.mark.long
 @pytest.mark.broker
 @executes("AbcastDeadLetters", "AbcastGap", "AbcastStrays")
 def test_strange_records(made: Callable[..., Pipeline]) -> None:
@@ -267,6 +269,7 @@ def test_a_relay_has_never_begun(broker: EmbeddedBroker, made: Callable[..., Pip
     eventually(lambda: scraped(job).get(silent_s, 60.0) < 60.0, what="the figure of the alert")
 
 
+@pytest.mark.long
 @pytest.mark.broker
 @executes("AbcastNotReady")
 def test_a_ledger_hangs_as_it_starts(made: Callable[..., Pipeline]) -> None:

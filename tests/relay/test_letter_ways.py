@@ -158,6 +158,7 @@ def deployments(draw: st.DrawFn) -> World:
     return World(kafkas, draw(st.sets(st.sampled_from(pairs), min_size=1)), is_told=draw(st.booleans()))
 
 
+@pytest.mark.long
 @given(deployments())
 def test_each_letter_arrives_and_nothing_goes_round(world: World) -> None:
     world.carry_all()

@@ -118,6 +118,7 @@ def test_a_maintainer(secure_broker: EmbeddedBroker, monkeypatch: pytest.MonkeyP
     eventually(lambda: what_fails(lambda: purged(everything)) == "", what="the rights are known")
 
 
+@pytest.mark.long
 def test_an_archivist(secure_broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     """An archivist that does not see relays' records takes no group for one without other sites."""
     monkeypatch.setattr(sequencer, "SNAPSHOT_EVERY_RECORDS", 1)

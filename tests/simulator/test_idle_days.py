@@ -132,6 +132,7 @@ class Hub:
         return Cost(len(found), size, len(self.group.machine.pipeline.state.to_bytes()), objects())
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("count", HOURS)
 def test_the_hours_of_an_idle_hub_are_flat(count: int) -> None:
@@ -151,6 +152,7 @@ def test_the_hours_of_an_idle_hub_are_flat(count: int) -> None:
             assert data.state().seqno == hub.group.machine.pipeline.state.seqno
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("count", HOURS)
 def test_the_hours_of_an_idle_mesh_are_flat(count: int) -> None:

@@ -31,6 +31,7 @@ def test_a_forgotten_answer_is_seen_by_its_trace() -> None:
         assert "send a not-now\n    it may not now" not in rewrite(trace)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_histories_take_the_rows_of_the_table(table: Watched) -> None:
     """Only rows of an application that asks twice, or too late, and of coincidences, are left to the unit tests."""

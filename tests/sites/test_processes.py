@@ -77,6 +77,7 @@ def test_killed_relays_under_load(
     assert found["read"] == {f"DATA of {site}": 2501 for site in (nyc, sfo)}
 
 
+@pytest.mark.long
 def test_the_checker_tells_what_is_under_way_from_what_is_lost(make_world: MakeWorld) -> None:
     world = make_world("mesh", "nyc", "sfo")
     nyc, sfo = world.sites.connections

@@ -95,6 +95,7 @@ def test_each_cast_once(spark: SparkSession, tmp_path: Path) -> None:
     assert [care.table for care in plan_maintenance(tmp_path)] == ["ledger", "views", "casts"]
 
 
+@pytest.mark.long
 @pytest.mark.broker
 @pytest.mark.timeout(240)
 def test_the_job(spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path) -> None:

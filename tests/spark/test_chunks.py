@@ -204,6 +204,7 @@ def test_packs(of_format: int) -> None:
     assert state.counted == (of_format == 3)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [2, *(pytest.param(seed, marks=pytest.mark.soak) for seed in (0, 1, 3, 4))])
 def test_memberships(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:

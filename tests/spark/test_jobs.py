@@ -109,6 +109,7 @@ def test_a_new_group_does_not_disturb_the_others(spark: SparkSession, options: J
         print("the old group's longest wait, as a share of the new one's first:", [f"{share:.0%}" for share in shares])
 
 
+@pytest.mark.long
 def test_many_groups_are_taken_over_side_by_side(spark: SparkSession, options: JobOptions) -> None:
     groups = [f"many{number}" for number in range(12)]
     for group in groups:
@@ -117,6 +118,7 @@ def test_many_groups_are_taken_over_side_by_side(spark: SparkSession, options: J
         assert [epoch(options, group) for group in groups] == [1] * len(groups)
 
 
+@pytest.mark.long
 def test_what_a_transaction_takes_back_is_not_ordered(spark: SparkSession, options: JobOptions) -> None:
     """Kafka's records at a transaction's end are offsets without a record: no reader waits for them."""
     create_topics(options.connection, "tx", [options.site])

@@ -105,6 +105,7 @@ def test_a_later_format_stops_the_ledger(spark: SparkSession, tmp_path: Path) ->
         writer.check()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("version", VERSIONS, ids=lambda path: path.name)
 def test_a_table_of_an_earlier_version_goes_on(spark: SparkSession, tmp_path: Path, version: Path) -> None:
     tables = tmp_path / "tables"

@@ -356,6 +356,7 @@ def messages(group: str, *seqnos: int) -> list[Row]:
     return log_of(*map(message, seqnos), group=group, first_offset=seqnos[0] - 1)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_an_append_waits_for_the_other_jvm(spark: SparkSession, table: Path, group: str) -> None:
     """The append commits once the lock is free; stopped before, it writes nothing, and the next start does."""
@@ -457,6 +458,7 @@ def test_append_only(spark: SparkSession, table: Path, group: str) -> None:
             spark.sql(statement)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_deleted_under_the_writer(spark: SparkSession, tmp_path: Path, group: str) -> None:
     """The job says so, and makes no new table of the batch's rows. A start without tables creates them."""
@@ -495,6 +497,7 @@ def test_a_start_on_half_a_table(spark: SparkSession, tmp_path: Path) -> None:
     assert read_table_state(table) == TableState()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_table_of_an_earlier_layout(spark: SparkSession, tmp_path: Path, group: str) -> None:
     """The table gets the missing columns, and becomes append-only; its rows stay."""

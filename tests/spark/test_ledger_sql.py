@@ -171,6 +171,7 @@ def test_a_damaged_table_is_told_in_a_sentence(spark: SparkSession, tmp_path: Pa
     assert (type(by_spark.value), str(by_spark.value)) == (type(by_duckdb.value), str(by_duckdb.value))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("seconds", [*(pytest.param(early, marks=pytest.mark.soak) for early in (1.0, 2.5)), 6.0])

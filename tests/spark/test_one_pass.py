@@ -66,6 +66,7 @@ def test_nearly_all_batches_are_read_once(spark: SparkSession, table: Path) -> N
     assert rows_of(spark, table, "other") == expected(1) + view + expected(3)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_more_groups_than_files_are_open_at_once(spark: SparkSession, table: Path) -> None:
     """Spark then sorts the remaining rows, and closes one file after the other."""
@@ -100,6 +101,7 @@ def test_killed_after_a_part_of_a_batch(spark: SparkSession, table: Path) -> Non
     assert rows_of(spark, table, "k") == wanted
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_spark_does_not_tell(spark: SparkSession, table: Path) -> None:
     """Without a report of the pass, another one finds that no row is missing. A look without a report is an error."""

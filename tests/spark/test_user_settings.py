@@ -121,6 +121,7 @@ session.stop()
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.spark
 def test_a_session_of_the_users(defaults: Path) -> None:

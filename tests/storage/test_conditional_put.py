@@ -91,6 +91,7 @@ def test_one_of_two_commits_a_version(server: S3Server, jvms: list[JVMView], ver
         assert file.read_text("utf-8") == f"of {won.index(True)}\n"
 
 
+@pytest.mark.long
 def test_with_deltas_own_store_both_believe_it(server: S3Server, jvms: list[JVMView], version: RemotePath) -> None:
     """The test above sees this without our store."""
     assert race(server, jvms, version, DELTAS_OWN) == [True, True]

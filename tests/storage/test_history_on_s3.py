@@ -46,6 +46,7 @@ def old_group(connection: Connection, group: str, site: str, ledger: RemotePath)
             admin.delete_records({data.partition: last_claimed})
 
 
+@pytest.mark.long
 def test_a_member_begins_at_seqno_1(broker: EmbeddedBroker, server: S3Server) -> None:
     """The path is a URL, and the login comes from the environment."""
     connection, ledger = Connection(broker.bootstrap_servers), server.place("old") / "ledger"

@@ -71,6 +71,7 @@ def test_a_reader_of_a_range_does_not_wait_for_ever(kafka: MemoryConnection, mon
         list(read_range(kafka, kafka.consumer(), place("data"), 0, 2))
 
 
+@pytest.mark.long
 @pytest.mark.broker
 @pytest.mark.parametrize("name", TRANSPORTS)
 class TestOnABroker:

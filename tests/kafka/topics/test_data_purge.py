@@ -22,7 +22,6 @@ from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.topics.data_purge import deletable, lacking_unknown_sites, missing_note, purge_data
 from connectors.kafka.topics.purge import Purged
 from connectors.kafka.topics.topics import create_topics
-from connectors.kafka.transport import LIBRARIES
 from connectors.local.broker import EmbeddedBroker
 from connectors.relay.lacking import lacking_beside
 from connectors.takeover.group_maintenance import LOOK_AT_SETTINGS_S, GroupMaintenance
@@ -71,7 +70,7 @@ def purge(connection: Connection, group: str, in_ledger: int, *, dry_run: bool =
 
 @pytest.mark.broker
 @pytest.mark.usefixtures("_snapshots")
-@pytest.mark.parametrize("transport", LIBRARIES)
+@pytest.mark.parametrize("transport", ["kafka-python", pytest.param("confluent", marks=pytest.mark.soak)])
 def test_what_the_ledger_has_goes(broker: EmbeddedBroker, transport: str, tmp_path: Path) -> None:
     connection, group = Connection(broker.bootstrap_servers, transport=transport), f"data-purge-{transport}"
     create_topics(connection, group, [SITE])

@@ -227,6 +227,7 @@ def test_the_names_are_the_designs() -> None:
     )
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_memory_is_the_documented_index() -> None:
     """8 bytes a seqno, and one bit for each ledger and delivery log."""
