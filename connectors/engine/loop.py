@@ -155,7 +155,7 @@ class Loop(Generic[AnyMachine]):
 
         Groups without new records take a step now and then.
         """
-        self._read_on()
+        self._read_once_more()
         for group in [group for group in self._groups.values() if group.machine.is_due]:
             self._act(group.name, GroupDriver.advance)
             group.warn_if_late()
@@ -165,7 +165,7 @@ class Loop(Generic[AnyMachine]):
             for name in list(self._groups):
                 self._act(name, GroupDriver.step)
 
-    def _read_on(self) -> None:
+    def _read_once_more(self) -> None:
         """Take the records that came while a group waited for Kafka.
 
         Not while another group reads nothing: all inputs would be assigned anew.
