@@ -13,6 +13,8 @@ from ordering.sequencer.state import MAX_INFLATED_BYTES
 
 _GZIP, _DEFLATED = b"\x1f", b"\x02"
 """The first byte of a payload in format 1 (gzip'd JSON), and in format 2 (deflated JSON behind this byte)."""
+_LAST_FORM = b"\x1e"
+"""Later versions number their forms up to this one. Another byte is none of an entry's."""
 _WORDS = (
     b'["hears","join","prepare","promise","refuse","accept","accepted","decided","beat",[1]'
     b'[0,1,,[[["a"],"propose",[1,2,,[,]]],[["a","b"],"send",[1,,[["~abcast.a.forward.b-0  ",6]],[]]],'
@@ -47,8 +49,10 @@ def _decoded(payload: bytes) -> Entry:
     form = payload[:1]
     if form == _GZIP:
         return Entry.from_bytes(inflated(payload, MAX_INFLATED_BYTES))
-    if form != _DEFLATED:
+    if _DEFLATED < form <= _LAST_FORM:
         raise later(f"an entry begins with {form!r}, which this version of abcast does not know")
+    if form != _DEFLATED:
+        raise ValueError(f"it begins with {form!r}")
     plain, state = inflated_first(payload[len(_DEFLATED) :], MAX_INFLATED_BYTES, _WORDS)
     entry = Entry.from_bytes(plain)
     return entry._replace(state=state) if state else entry

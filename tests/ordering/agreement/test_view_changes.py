@@ -102,10 +102,17 @@ def test_an_entry_of_format_2_stays_readable() -> None:
     assert read_entry(Data(ENTRY, 1, local_seqno=2, payload=payload)) == WRITTEN
 
 
-@pytest.mark.parametrize("form", [b"\x00", b"\x03", b"{"])
+@pytest.mark.parametrize("form", [b"\x03", b"\x1e"])
 def test_an_entry_of_another_form_is_of_a_later_version(form: bytes) -> None:
     with pytest.raises(LaterVersion):
         read_entry(Data(ENTRY, 1, local_seqno=1, payload=form + b"anything"))
+
+
+@pytest.mark.parametrize("form", [b"", b"\x00", b"\x01", b"\x1f", b" ", b"n", b"{", b"\xff"])
+def test_any_other_byte_begins_no_entry(form: bytes) -> None:
+    with pytest.raises(ProtocolViolation) as raised:
+        read_entry(Data(ENTRY, 1, local_seqno=1, payload=form + b"anything" if form else b""))
+    assert not isinstance(raised.value, LaterVersion)
 
 
 def test_a_letter_of_another_encoding_is_none() -> None:
