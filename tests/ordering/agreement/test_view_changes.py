@@ -93,7 +93,7 @@ def test_changes_that_are_cut_off(cut: slice) -> None:
 
 
 def test_an_entry_of_format_2_stays_readable() -> None:
-    """What a version has written, all later ones read."""
+    """This version wrote these bytes, and later ones read them."""
     payload = bytes.fromhex(
         "028b36d701450ec82b7995c928918270433adc0d3989154057182b5882a3051c31603718425c526768646c626a"
         "666e017611c840b0e9c640190b7333531363234398430c505d120b008bc60822434b2363731353534b53236323"
