@@ -54,13 +54,18 @@ case class ForwardReader(columns: String, json: String) extends RecordReader {
     val sender = UTF8String.fromBytes(raw.key)
     val kind = rules.plainKinds.get(fields.text(1))
     val incarnation = fields.from1(rules.incarnation, rules.mostDigits)
-    val localSeqno = fields.from1(rules.localSeqno, rules.mostDigits)
+    val isPack = kind.contains(rules.packAt)
+    val numbers = fields.text(rules.localSeqno)
+    val localSeqno = if (isPack) rules.firstOf(numbers) else Words.parse(numbers, rules.mostDigits)
+    val count = if (isPack && localSeqno != null) rules.countOf(numbers, localSeqno) else 1
     val link = rules.linkOf(topic, fields)
     val isPlain = kind.nonEmpty && incarnation != null && localSeqno != null && rules.mayBeASender(sender) &&
       fields.line.length <= rules.mostHeadersBytes && topic.canHave(sender, fields, link) &&
       (link != null || rules.isOfItsTime(incarnation, raw.atMs)) &&
-      raw.value != null && raw.value.length <= rules.mostPayloadBytes && rules.areTheApplications(raw)
-    if (isPlain) plain(topic, raw, next, sender, kind.get, incarnation, localSeqno, link) else odd(topic, raw, next)
+      raw.value != null && raw.value.length <= rules.mostPayloadBytes && rules.areTheApplications(raw, count) &&
+      (!isPack || (topic.isLocal && !rules.isAgreed && rules.isPack(raw.value, count)))
+    if (isPlain) plain(topic, raw, next, sender, kind.get, incarnation, localSeqno, count, link)
+    else odd(topic, raw, next)
   }
 
   private def plain(
@@ -71,10 +76,11 @@ case class ForwardReader(columns: String, json: String) extends RecordReader {
       kind: Int,
       incarnation: Long,
       localSeqno: Long,
+      count: Int,
       link: UTF8String): InternalRow = {
     val record = if (kind == rules.heartbeatAt) null else
-      new GenericInternalRow(Array[Any](raw.key, raw.value, incarnation, localSeqno, raw.atMs, link, raw.headers))
-    row(topic, raw, next, Array(true, sender, incarnation, localSeqno, kind), link, record)
+      new GenericInternalRow(Array[Any](raw.key, raw.value, incarnation, localSeqno, raw.atMs, link, count, raw.headers))
+    row(topic, raw, next, Array(true, sender, incarnation, localSeqno, kind, count), link, record)
   }
 
   private def odd(topic: ForwardTopic, raw: Raw, next: Long): InternalRow =
@@ -97,7 +103,7 @@ case class ForwardReader(columns: String, json: String) extends RecordReader {
 }
 
 private object ForwardReader {
-  val Nothing: Array[Any] = Array(false, null, 0L, 0L, 0)
+  val Nothing: Array[Any] = Array(false, null, 0L, 0L, 0, 1)
   val NoLink: Array[Long] = Array(-1L, 0L, 0L, 0L)
 }
 
@@ -131,17 +137,23 @@ private[abcast] class ForwardRules(said: JsonNode) {
   private val heartbeat = text("heartbeat")
   private val message = text("message")
   val heartbeatAt: Int = kinds.indexOf(heartbeat)
-  val plainKinds: Map[UTF8String, Int] = kinds.zipWithIndex.toMap -- texts("never_plain")
+  val plainKinds: Map[UTF8String, Int] = kinds.zipWithIndex.toMap
+  val packAt: Int = kinds.indexOf(text("messages"))
   private val ofLog = texts("of_log").toSet
   private val ofEpoch = texts("of_epoch").toSet
 
   private val reserved = UTF8String.fromString("/" + said.get("reserved").asText)
   private val slash = UTF8String.fromString("/")
+  private val hyphen = UTF8String.fromString("-")
   private val tick = UTF8String.fromString("/" + said.get("tick").asText)
   val relay: String = said.get("relay").asText
 
   val mostPayloadBytes: Int = said.get("most_payload_bytes").asInt
   val mostHeadersBytes: Int = said.get("most_headers_bytes").asInt
+  private val mostPackMessages = said.get("most_pack_messages").asInt
+  private val mostPackBytes = said.get("most_pack_bytes").asInt
+  private val mostPackHeadersBytes = said.get("most_pack_headers_bytes").asInt
+  private val layout = said.get("layout").asInt
   private val mostRecordBytes = said.get("most_record_bytes").asInt
   private val mostSenderBytes = said.get("most_sender_bytes").asInt
   private val depends = text("depends")
@@ -155,15 +167,29 @@ private[abcast] class ForwardRules(said: JsonNode) {
   /** The headers behind the first one. */
   def applications(raw: Raw): Array[Any] = Array.tabulate[Any](raw.headerCount - 1)(at => raw.header(at + 1))
 
-  /** Whether they are so, have names, and are not too large. */
-  def areTheApplications(raw: Raw): Boolean = {
+  /** Whether they are so, have names, and are not too large for so many messages. */
+  def areTheApplications(raw: Raw, count: Int): Boolean = {
+    val most = if (count > 1) Math.min(mostHeadersBytes, mostPackHeadersBytes / count) else mostHeadersBytes
     var size = raw.headerCount - 1
     (1 until raw.headerCount).forall { at =>
       val (name, value) = (raw.header(at).getUTF8String(0), raw.header(at).getBinary(1))
       size += (if (name == null) 0 else name.numBytes) + (if (value == null) 0 else value.length)
-      size <= mostHeadersBytes && (name == null || isTheApplications(name))
+      size <= most && (name == null || isTheApplications(name))
     }
   }
+
+  /** The first local seqno of `FIRST-LAST`, the local seqnos of a pack; or null. */
+  def firstOf(numbers: UTF8String): java.lang.Long =
+    Words.parse(numbers.substring(0, Math.max(0, numbers.indexOf(hyphen, 0))), mostDigits)
+
+  /** How many they are; or 0, if a pack can't have so many. */
+  def countOf(numbers: UTF8String, first: Long): Int = {
+    val last = Words.parse(numbers.substring(numbers.indexOf(hyphen, 0) + 1, numbers.numChars), mostDigits)
+    if (last == null || last <= first || last - first >= mostPackMessages) 0 else (last - first + 1).toInt
+  }
+
+  def isPack(value: Array[Byte], count: Int): Boolean =
+    count > 0 && value.length <= mostPackBytes && Packs.isOne(value, layout, count)
 
   /** Of a value that no topic takes, only so much that this is seen: it may have hundreds of megabytes. */
   def cut(value: Array[Byte]): Array[Byte] =

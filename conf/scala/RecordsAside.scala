@@ -34,7 +34,7 @@ import org.apache.spark.unsafe.types.UTF8String
 object RecordsAside {
   /** The columns of a record. */
   val Record: StructType = StructType.fromDDL(
-    "key binary, value binary, incarnation long, local_seqno long, at_ms long, link string, " +
+    "key binary, value binary, incarnation long, local_seqno long, at_ms long, link string, count int, " +
       "headers array<struct<key: string, value: binary>>")
   private val ofAttempts = new ConcurrentHashMap[Long, RecordsOfAttempt]
 

@@ -73,6 +73,7 @@ _COMPILED = {
             "scala/Carried.scala",
             "scala/Forward.scala",
             "scala/LocalFiles.scala",
+            "scala/Packs.scala",
             "scala/RecordReader.scala",
             "scala/RecordsAside.scala",
             "scala/RowsOfRuns.scala",

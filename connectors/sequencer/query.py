@@ -42,7 +42,7 @@ from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 from connectors.kafka.codec import codec
 from connectors.kafka.codec.codec import encode_data
 from connectors.kafka.codec.dead_letter_codec import dead_letter_headers, encode_dead_letter
-from connectors.kafka.codec.headers import HEADER, VERSION
+from connectors.kafka.codec.headers import HEADER, NOTHING, VERSION
 from connectors.sequencer import stored_state
 from connectors.sequencer.blocks import out_of_blocks
 from connectors.sequencer.runs import (
@@ -73,6 +73,7 @@ READERS_A_GROUP_AT_ONCE = 4
 _SOURCE = ["topic", "partition", "offset"]
 _FROM_HEADERS = ["sender", "incarnation", "local_seqno", "kind"]
 _HEARTBEAT = FORWARD_KINDS.index(HEARTBEAT)
+_ASIDE_PACK = 2
 _MESSAGE_KINDS = [FORWARD_KINDS.index(kind) for kind in MESSAGE_KINDS]
 
 
@@ -124,12 +125,13 @@ def in_blocks(rows: DataFrame, order: Sequence[str], *, with_records: bool = Fal
     # A relay that begins again repeats offsets: they count as another topic's.
     topic = F.concat_ws("@", "topic", F.col("at") - F.col("offset")) if with_records else F.col("topic")
     place = F.col("group"), topic, F.col("partition")
+    may_join = F.col("record").isNotNull() & F.col("record.link").isNull() & (F.col("record.count") == 1)
     # Before the sort, which then has little to sort.
     goes_on = set_aside(place, F.col("offset"), F.col("record"), F.col("has_block"))
     block = F.when(F.col("has_block"), block_of(place, F.col("offset"), with_records=with_records))
     of_block = {"sender": F.coalesce("block.senders", "sender"), "block": F.col("block.numbers")}
     return (
-        rows.withColumn("has_block", F.col("record").isNotNull() & F.col("record.link").isNull())
+        rows.withColumn("has_block", may_join)
         .where(goes_on)
         .drop("record")
         .sortWithinPartitions(*order)
@@ -153,7 +155,7 @@ def encode_decided(runs: DataFrame, site: str, *, read_at: str | None = None) ->
         *RUN_COLUMNS[RUN_COLUMNS.index("partition") : RUN_COLUMNS.index("epoch")],
         *RUN_COLUMNS[RUN_COLUMNS.index("size") :],
     )
-    return runs.select(rows_of_runs(run, VERSION, HEADER))
+    return runs.select(rows_of_runs(run, VERSION, HEADER, NOTHING))
 
 
 Decide = Callable[[tuple[Any, ...], Iterator[pd.DataFrame], GroupState], Iterator[pd.DataFrame]]
@@ -209,35 +211,36 @@ def decide_chunk(state: SequencerState, chunk: pd.DataFrame) -> tuple[SequencerS
     well_formed = error == None  # noqa: E711 - element by element
     sender, senders = pd.factorize(rows["sender"])
     kind, incarnation, offset = rows["kind"], rows["incarnation"], chunk["offset"].to_numpy()
-    packs = {row: record.count for row, record in irregular.items() if record.kind == MESSAGES}
     controls = {
         row: (record.kind, record.payload) for row, record in irregular.items() if record.kind not in COLUMN_KINDS
     }
-    decisions = step_columns(
-        state,
-        ForwardColumns(
-            partitions=partitions,
-            partition=partition,
-            offset=offset,
-            senders=senders.tolist(),
-            sender=sender,
-            incarnation=incarnation,
-            local_seqno=rows["local_seqno"],
-            well_formed=well_formed,
-            timestamp_ms=chunk["forwarded_at_ms"].to_numpy(),
-            is_message=np.isin(kind, _MESSAGE_KINDS),
-            controls=controls,
-            link=LinkColumns(*(rows[name] for name in LINK_COLUMNS)) if LINK_COLUMNS[0] in rows else None,
-            count=_counts(packs, len(chunk)),
-        ),
+    read = ForwardColumns(
+        partitions=partitions,
+        partition=partition,
+        offset=offset,
+        senders=senders.tolist(),
+        sender=sender,
+        incarnation=incarnation,
+        local_seqno=rows["local_seqno"],
+        well_formed=well_formed,
+        timestamp_ms=chunk["forwarded_at_ms"].to_numpy(),
+        is_message=np.isin(kind, _MESSAGE_KINDS),
+        controls=controls,
+        link=LinkColumns(*(rows[name] for name in LINK_COLUMNS)) if LINK_COLUMNS[0] in rows else None,
+        count=_counts(chunk, irregular),
     )
+    decisions = step_columns(state, read)
     aside = chunk["plain"].to_numpy(dtype=bool) & (kind != _HEARTBEAT)
     dead = ~well_formed
     for reason, mask in decisions.dead.items():
         error[mask] = reason
         dead |= mask
     runs: list[dict[str, Any]] = []
-    for first, end in _runs(partition, offset, aside, decisions.seqno, dead, [*controls, *packs]):
+    taken, form = decisions.taken, aside.astype(np.int8)  # of the packs; 0 for records that came here
+    form[[row for row in taken if aside[row]]] = _ASIDE_PACK
+    # A pack that came here is a run of its own; so is one that is cut, and a control record.
+    alone = [row for row, messages in taken.items() if not aside[row] or messages < read.counts[row]]
+    for first, end in _runs(partition, offset, form, decisions.seqno, dead, [*controls, *alone]):
         run = slice(first, end)
         place = {
             "topic": partitions[partition[first]].topic,
@@ -250,10 +253,10 @@ def decide_chunk(state: SequencerState, chunk: pd.DataFrame) -> tuple[SequencerS
             letters = (_reasons if aside[first] else _dead_letters)(chunk.iloc[run], error[run])
             runs.append({"group": state.group, "role": "dead-letter", **place, **letters})
             continue
-        # A pack is a run of its own. So is a control record, with the kind and the payload of the decision.
         records = [] if aside[first] else [irregular[row] for row in range(first, end)]
-        if first in packs:
-            records = [rest_of(irregular[first], decisions.taken[first])]
+        if first in taken:
+            records = [rest_of(record, taken[first]) for record in records]
+        # A control record has the kind and the payload of the decision.
         decided, seqno = decisions.controls.get(first), int(decisions.seqno[first])
         data = [
             data_of(state, seqno + at, record, *(decided or (record.kind, record.payload)))
@@ -263,9 +266,10 @@ def decide_chunk(state: SequencerState, chunk: pd.DataFrame) -> tuple[SequencerS
             {
                 "group": state.group,
                 "role": DATA_ROLE,
-                "kind": data[0].kind if data else MESSAGE,
+                "kind": data[0].kind if data else MESSAGES if first in taken else MESSAGE,
                 **place,
                 "first_seqno": seqno,
+                "seqnos": sum(taken[row] for row in range(first, end)) if first in taken else end - first,
                 "epoch": state.epoch,
                 "view": state.view,
                 **(record_columns(map(encode_data, data)) if data else {}),
@@ -305,10 +309,12 @@ def _read_irregular(
     return columns, error, irregular
 
 
-def _counts(packs: Mapping[int, int], size: int) -> Ints | None:
-    if not packs:
+def _counts(chunk: pd.DataFrame, irregular: Mapping[int, Forward]) -> Ints | None:
+    """Return the number of messages of each row; None if no row is a pack."""
+    packs = {row: record.count for row, record in irregular.items() if record.kind == MESSAGES}
+    if not packs and ("count" not in chunk or bool((chunk["count"] == 1).all())):
         return None
-    counts = np.ones(size, np.int64)
+    counts = chunk["count"].to_numpy(np.int64, copy=True) if "count" in chunk else np.ones(len(chunk), np.int64)
     counts[list(packs)] = list(packs.values())
     return counts
 
@@ -343,15 +349,16 @@ def assert_first_attempt() -> None:
 
 
 def _runs(
-    partition: Ints, offset: Ints, aside: NDArray[np.bool_], seqno: Ints, dead: NDArray[np.bool_], alone: Iterable[int]
+    partition: Ints, offset: Ints, form: NDArray[np.int8], seqno: Ints, dead: NDArray[np.bool_], alone: Iterable[int]
 ) -> Iterator[tuple[int, int]]:
     """Yield the (first, end) of every run of rows to write.
 
     The rows of a run are of one partition, with consecutive offsets, all accepted (so with consecutive seqnos) or all
-    dead, and all in the JVM's buffer or none. A row of `alone` is a run of its own.
+    dead, and all of one `form`: packs, or others, in the JVM's buffer, or none there. A row of `alone` is a run of its
+    own.
     """
     kind = np.where(dead, 2, np.where(seqno > 0, 1, 0))
-    breaks = (np.diff(partition) != 0) | (np.diff(offset) != 1) | (np.diff(kind) != 0) | np.diff(aside)
+    breaks = (np.diff(partition) != 0) | (np.diff(offset) != 1) | (np.diff(kind) != 0) | (np.diff(form) != 0)
     for row in alone:
         breaks[max(0, row - 1) : row + 1] = True
     edges = [0, *(np.flatnonzero(breaks) + 1).tolist(), len(partition)]

@@ -16,10 +16,13 @@ from ordering.base.records import Data, Headers
 
 RUN_SCHEMA = (
     "group string, role string, kind string, topic string, partition int, first_offset long, first_seqno long, "
-    "epoch long, view long, size int, aside boolean, key array<binary>, value array<binary>, "
+    "epoch long, view long, size int, seqnos int, aside boolean, key array<binary>, value array<binary>, "
     "names array<array<string>>, values array<array<binary>>, records binary"
 )
 """A run: consecutive records for the same topic, as its arrays have them; `names` and `values` have the headers.
+
+`size`: the number of records. `seqnos`: the number of seqnos that they take. They are more if the records are packs;
+fewer messages than a pack has are its last ones, and that pack is a run of its own.
 
 The records of a run that is `aside` are in the JVM's buffer of this task, or in `records`, as in a block
 (`connectors.sequencer.blocks`). Its arrays are null, but for dead letters `names` and `values` have the headers to
@@ -80,13 +83,15 @@ def _beyond(run: dict[str, Any], last: int) -> dict[str, Any] | None:
         return None
     begins = {name: run[name] + left_out for name in ("first_offset", "first_seqno")}
     of_rows = {name: run[name][left_out:] for name in _OF_ROWS if run[name] is not None}
-    return {**run, **begins, **of_rows, "size": run["size"] - left_out}
+    return {**run, **begins, **of_rows, **{name: run[name] - left_out for name in ("size", "seqnos")}}
 
 
 def run_of(group: str, record: Data) -> pd.DataFrame:
     """Return the run of a single record of the sequencer's own (a snapshot, a view)."""
     encoded = record_columns([encode_data(record)])
-    return frame_of([{"group": group, "role": DATA_ROLE, "kind": record.kind, "size": 1, **encoded}])
+    return frame_of(
+        [{"group": group, "role": DATA_ROLE, "kind": record.kind, "size": 1, "seqnos": record.count, **encoded}]
+    )
 
 
 def frame_of(runs: list[dict[str, Any]]) -> pd.DataFrame:

@@ -335,7 +335,7 @@ def _observed() -> list[Column]:
     is_change = kind.isin(*WATCH_KINDS)
     return [
         F.collect_set(F.when(has_seqno, F.struct("group", is_change.alias("is_change")))).alias(_GROUPS),
-        F.sum(F.when(has_seqno, F.col("size"))).alias(_SEQNOS),
+        F.sum(F.when(has_seqno, F.col("seqnos"))).alias(_SEQNOS),
     ]
 
 

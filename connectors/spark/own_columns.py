@@ -38,13 +38,13 @@ def block_of(place: Place, offset: Column, *, with_records: bool = False) -> Col
     return _aside("takeBlock", block, *place, offset, F.lit(with_records))
 
 
-def rows_of_runs(run: Column, version: str, header: str) -> Column:
+def rows_of_runs(run: Column, version: str, header: str, nothing: str) -> Column:
     """Make rows for Spark's Kafka sink, one for each record of a run: topic, partition, key, value and headers.
 
     `run`: a struct as `conf/scala/RowsOfRuns.scala` reads it. Records of a run in the buffer are taken from it, each by
     its place and once; if one is missing, the task fails.
     """
-    return _column(_own("RowsOfRuns"), "of", run, version, header)
+    return _column(_own("RowsOfRuns"), "of", run, version, header, nothing)
 
 
 def rows_of_forward(schema: str, rules: str) -> Column:

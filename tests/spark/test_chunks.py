@@ -16,6 +16,7 @@ from connectors.sequencer.query import decider
 from connectors.sequencer.stored_state import StoredState, load
 from ordering.base.kinds import FORWARD_KINDS
 from ordering.base.names import Topic
+from ordering.base.packs import rest_of
 from ordering.base.records import (
     HEARTBEAT,
     MESSAGE,
@@ -28,7 +29,7 @@ from ordering.base.records import (
     Partition,
     Source,
 )
-from ordering.sequencer.sequencer import begin_batch, end_batch, step
+from ordering.sequencer.sequencer import begin_batch, data_of, end_batch, step
 from ordering.sequencer.state import SequencerState
 from tests.ordering.forwards import forward, opened
 from tests.ordering.linked import LinkedLog
@@ -37,7 +38,7 @@ from tests.world import membership
 
 OWN = Topic("g", "forward", "s")
 LINK_COLUMNS = ("link_session", "link_epoch", "link_seqno", "link_origin_seqno")
-PLAIN = (MESSAGE, SKIP, HEARTBEAT)
+PLAIN = (MESSAGE, MESSAGES, SKIP, HEARTBEAT)
 """A copy of the kinds in `connectors.spark.forward_rows`."""
 
 
@@ -76,6 +77,7 @@ def frame(records: list[Forward | Malformed]) -> pd.DataFrame:
                 "incarnation": good.incarnation if good else 0,
                 "local_seqno": good.local_seqno if good else 0,
                 "kind": FORWARD_KINDS.index(good.kind) if good else 0,
+                "count": good.count if good else 1,
                 "forwarded_at_ms": getattr(record, "timestamp_ms", 0),
                 "block": None,
                 "plain": good is not None,
@@ -94,7 +96,7 @@ def in_blocks(rng: random.Random, rows: pd.DataFrame) -> pd.DataFrame:
     """The rows with many neighbours in one, as `connectors.spark.own_columns` has it."""
     neighbours: list[list[dict[Any, Any]]] = []
     for row in rows.to_dict("records"):
-        row["goes"] = row["plain"] and row["value"] is None and row["link_session"] < 0
+        row["goes"] = row["plain"] and row["value"] is None and row["link_session"] < 0 and row["count"] == 1
         last = neighbours[-1][-1] if neighbours else {"goes": False}
         is_next = last["goes"] and all(row[name] == last[name] for name in ("topic", "partition", "goes"))
         if is_next and row["offset"] == last["offset"] + 1 and rng.random() < 0.9:
@@ -120,15 +122,17 @@ def written(runs: list[pd.DataFrame], records: list[Forward | Malformed]) -> lis
     told: list[tuple[Any, ...]] = []
     aside = {record.source: record for record in records if isinstance(record, Forward)}
     for run in (row for runs_frame in runs for row in runs_frame.to_dict("records")):
+        seqno = run["first_seqno"]
         for index in range(run["size"]):
             if run["aside"]:
                 record = aside.pop(Source(run["topic"], run["partition"], run["first_offset"] + index))
                 if run["role"] == "dead-letter":
                     told.append(_told_of_dead(_zipped(run, index)))
                 else:
-                    behind = (record.link, list(record.headers), record.timestamp_ms)
-                    seqno, source = run["first_seqno"] + index, tuple(record.source)
-                    told.append((run["kind"], seqno, run["view"], *record.id, record.payload, source, *behind))
+                    record = rest_of(record, run["seqnos"] if run["size"] == 1 else record.count)
+                    data = data_of(SequencerState("g", view=run["view"]), seqno, record, run["kind"], record.payload)
+                    told += expected([data])
+                    seqno += record.count
                 continue
             value = run["value"][index]
             headers = _zipped(run, index)

@@ -14,7 +14,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from connectors.kafka.codec.headers import HEADER, VERSION
+from connectors.kafka.codec.headers import HEADER, NOTHING, VERSION
 from connectors.sequencer.blocks import out_of_blocks
 from connectors.sequencer.query import encode_decided, sequence
 from connectors.sequencer.runs import RUN_SCHEMA
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.spark
 STATE = SequencerState("g", epoch=3)
 NAME = ("group", "topic", "partition", "offset")
 RECORD_SCHEMA = (
-    "key binary, value binary, incarnation long, local_seqno long, at_ms long, link string, "
+    "key binary, value binary, incarnation long, local_seqno long, at_ms long, link string, count int, "
     "headers array<struct<key: string, value: binary>>"
 )
 NAMES = [
@@ -71,11 +71,11 @@ def record_of(value: Column, **more: Column) -> Column:
     """Return a record to set aside, with this value."""
     own = F.struct(F.lit(HEADER).alias("key"), F.lit(b"2 message 1 2").alias("value"))
     known = {"key": F.lit(b"s/a"), "value": value, "incarnation": F.lit(1), "local_seqno": F.lit(2), "at_ms": F.lit(3)}
-    known |= {"headers": F.array(own), **more}
+    known |= {"count": F.lit(1), "headers": F.array(own), **more}
     return F.struct(
         *(
             known.get(name, F.lit(None)).cast(kind).alias(name)
-            for name, kind in (field.split(" ", 1) for field in RECORD_SCHEMA.split(", ", 6))
+            for name, kind in (field.split(" ", 1) for field in RECORD_SCHEMA.split(", ", 7))
         )
     )
 
@@ -87,6 +87,7 @@ def back_by(frame: DataFrame, offset: Column | None = None) -> list[str]:
         "first_offset": F.col("offset") if offset is None else offset,
         "first_seqno": F.lit(1),
         "size": F.lit(1),
+        "seqnos": F.lit(1),
         "aside": F.lit(True),
     }
     kinds = dict(field.split(" ", 1) for field in RUN_SCHEMA.split(", "))
@@ -104,7 +105,7 @@ def back_by(frame: DataFrame, offset: Column | None = None) -> list[str]:
         ),
     )
     sorted_ = frame.sortWithinPartitions(F.desc("offset"), F.desc("group"))
-    rows = sorted_.select(rows_of_runs(run, VERSION, HEADER)).collect()
+    rows = sorted_.select(rows_of_runs(run, VERSION, HEADER, NOTHING)).collect()
     assert {bytes(row["key"]) for row in rows} <= {b"s/a"}
     return [bytes(row["value"]).decode() for row in rows]
 

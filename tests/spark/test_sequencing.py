@@ -19,7 +19,8 @@ from connectors.sequencer.query import READERS_A_GROUP_AT_ONCE, encode_decided, 
 from connectors.spark.forward_rows import forward_rows
 from connectors.spark.query_failure import explain, failed_group
 from ordering.base.errors import ProtocolViolation
-from ordering.base.records import EPOCH, Forward, Link, Malformed, Partition
+from ordering.base.packs import MAX_PACK_HEADERS_BYTES, encode_pack
+from ordering.base.records import EPOCH, Forward, Headers, Link, Malformed, Partition
 from ordering.membership.membership import MemberIncarnation, Membership, ReceivedRow
 from ordering.membership.settings import Settings
 from ordering.sequencer.links import LinkRow
@@ -213,6 +214,41 @@ def test_go_back_n_and_incarnations(spark: SparkSession) -> None:
     _, expected = decide_rows(START, rows)
     assert [row.headers[0][1].split()[7].decode().rpartition(":")[2] for row in expected] == ["1", "4", "5", "6", "9"]
     assert_decided(spark, decide(source_frame(spark, rows), START), expected)
+
+
+@pytest.mark.parametrize("chunk_rows", [3, 10_000])
+@pytest.mark.parametrize("of_format", [2, 3])
+def test_packs(spark: SparkSession, of_format: int, chunk_rows: int) -> None:
+    """Packs beside messages: resent, cut to their last messages or to one, behind a gap, with headers."""
+    trace = (("trace", b"7"),)
+    rows = [
+        forward("local/a", 1, 0),
+        pack("local/a", 2, 3, 1),
+        pack("local/a", 5, 2, 2, trace),
+        pack("local/b", 1, 4, 3),
+        pack("local/a", 3, 6, 4),  # two of them are new
+        pack("local/a", 3, 6, 5),  # none
+        pack("local/a", 7, 3, 6, trace),  # one
+        pack("local/a", 20, 2, 7),
+        pack("local/b", 5, 1_000, 8),
+        pack("local/b", 1_005, 2, 9)._replace(value=b"no pack"),
+        pack("local/b", 1_005, 2, 10, (("large", b"x" * MAX_PACK_HEADERS_BYTES),)),
+        *(pack(f"local/{name}", 1, 2, 11 + at) for at, name in enumerate("cdcd")),
+        forward("local/b", 1_005, 15),
+    ]
+    state = replace(START, format=of_format)
+    after, expected = decide_rows(state, rows)
+    assert (after.seqno - state.seqno > 1_000) == (of_format == 3)
+    assert_decided(spark, decide(source_frame(spark, rows), state, chunk_rows=chunk_rows), expected)
+    plain = [row["plain"] for row in forward_rows(source_frame(spark, rows), SITE).orderBy("offset").collect()]
+    assert plain == [True] * 9 + [False] * 2 + [True] * 5
+
+
+def pack(sender: str, first: int, count: int, offset: int, application: Headers = ()) -> Row:
+    """Return a pack of so many messages from this local seqno on."""
+    payloads = [f"{sender} says {first + number}".encode() * (number % 3) for number in range(count)]
+    headers = codec.pack_headers(1, first, count, application)
+    return forward(sender, first, offset)._replace(value=encode_pack(payloads), headers=headers)
 
 
 @pytest.mark.parametrize(("seed", "chunk_rows"), [(1, 2), pytest.param(2, 5, marks=pytest.mark.slow), (3, 10_000)])

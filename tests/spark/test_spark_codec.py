@@ -75,6 +75,7 @@ def test_what_is_plain_is_good(spark: SparkSession) -> None:
         assert isinstance(wanted, Forward)
         assert headers_of(found) == list(wanted.headers), case.name
         assert FORWARD_KINDS[found["kind"]] == wanted.kind
+        assert found["count"] == wanted.count, case.name
         assert link_of(found) == (wanted.link or NO_LINK), case.name
         assert (found["sender"], found["incarnation"], found["local_seqno"], found["forwarded_at_ms"]) == (
             *(wanted.sender, wanted.incarnation, wanted.local_seqno),
