@@ -144,7 +144,6 @@ private[abcast] class ForwardRules(said: JsonNode) {
 
   private val reserved = UTF8String.fromString("/" + said.get("reserved").asText)
   private val slash = UTF8String.fromString("/")
-  private val hyphen = UTF8String.fromString("-")
   private val tick = UTF8String.fromString("/" + said.get("tick").asText)
   val relay: String = said.get("relay").asText
 
@@ -180,12 +179,18 @@ private[abcast] class ForwardRules(said: JsonNode) {
 
   /** The first local seqno of `FIRST-LAST`, the local seqnos of a pack; or null. */
   def firstOf(numbers: UTF8String): java.lang.Long =
-    Words.parse(numbers.substring(0, Math.max(0, numbers.indexOf(hyphen, 0))), mostDigits)
+    Words.parse(numbers, 0, hyphenOf(numbers), mostDigits)
 
   /** How many they are; or 0, if a pack can't have so many. */
   def countOf(numbers: UTF8String, first: Long): Int = {
-    val last = Words.parse(numbers.substring(numbers.indexOf(hyphen, 0) + 1, numbers.numChars), mostDigits)
+    val last = Words.parse(numbers, hyphenOf(numbers) + 1, numbers.numBytes, mostDigits)
     if (last == null || last <= first || last - first >= mostPackMessages) 0 else (last - first + 1).toInt
+  }
+
+  private def hyphenOf(numbers: UTF8String): Int = {
+    var at = 0
+    while (at < numbers.numBytes && numbers.getByte(at) != '-') at += 1
+    at
   }
 
   def isPack(value: Array[Byte], count: Int): Boolean =

@@ -75,6 +75,8 @@ private class Run(run: InternalRow, version: UTF8String, header: UTF8String, not
       val (record, value) = take(firstOffset + index)
       val count = record.getInt(6)
       val taken = if (isData && size == 1) seqnos else count // a pack that is cut is a run of its own
+      if (taken < 1 || taken > count)
+        throw new IllegalStateException(s"The record at the offset ${firstOffset + index} has $count messages, not $taken.")
       row.update(2, record.getBinary(0))
       row.update(3, if (taken < count) Packs.rest(value, count, taken) else value)
       val headers = record.getArray(7)

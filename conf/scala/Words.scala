@@ -31,12 +31,15 @@ object Words {
   }
 
   /** As `Long.toString` writes it, or null: no sign, blank, zero in front or digit of another alphabet. */
-  def parse(word: UTF8String, mostDigits: Int): java.lang.Long = {
-    val digits = word.numBytes
-    if (digits == 0 || digits > mostDigits || word.getByte(0) == '0') return null
+  def parse(word: UTF8String, mostDigits: Int): java.lang.Long = parse(word, 0, word.numBytes, mostDigits)
+
+  /** The same of a part of its bytes. */
+  def parse(word: UTF8String, from: Int, until: Int, mostDigits: Int): java.lang.Long = {
+    val digits = until - from
+    if (digits <= 0 || digits > mostDigits || word.getByte(from) == '0') return null
     var number = 0L
-    var at = 0
-    while (at < digits) {
+    var at = from
+    while (at < until) {
       val digit = word.getByte(at) - '0'
       if (digit < 0 || digit > 9) return null
       number = 10 * number + digit

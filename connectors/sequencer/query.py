@@ -312,7 +312,7 @@ def _read_irregular(
 def _counts(chunk: pd.DataFrame, irregular: Mapping[int, Forward]) -> Ints | None:
     """Return the number of messages of each row; None if no row is a pack."""
     packs = {row: record.count for row, record in irregular.items() if record.kind == MESSAGES}
-    if not packs and ("count" not in chunk or bool((chunk["count"] == 1).all())):
+    if not packs and ("count" not in chunk or bool((chunk["count"].to_numpy() == 1).all())):
         return None
     counts = chunk["count"].to_numpy(np.int64, copy=True) if "count" in chunk else np.ones(len(chunk), np.int64)
     counts[list(packs)] = list(packs.values())

@@ -75,12 +75,13 @@ def without_first(runs: pd.DataFrame, last: int) -> pd.DataFrame:
 
 
 def _beyond(run: dict[str, Any], last: int) -> dict[str, Any] | None:
-    """Return the part of a run with seqnos above `last`; None if there is none."""
+    """Return the part of a run with seqnos above `last`; None if there is none. Its records take one seqno each."""
     left_out = last - run["first_seqno"] + 1 if run["role"] == DATA_ROLE else 0
     if left_out <= 0:
         return run
     if left_out >= run["size"]:
         return None
+    assert run["seqnos"] == run["size"]
     begins = {name: run[name] + left_out for name in ("first_offset", "first_seqno")}
     of_rows = {name: run[name][left_out:] for name in _OF_ROWS if run[name] is not None}
     return {**run, **begins, **of_rows, **{name: run[name] - left_out for name in ("size", "seqnos")}}

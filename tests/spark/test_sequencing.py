@@ -231,17 +231,19 @@ def test_packs(spark: SparkSession, of_format: int, chunk_rows: int) -> None:
         pack("local/a", 7, 3, 6, trace),  # one
         pack("local/a", 20, 2, 7),
         pack("local/b", 5, 1_000, 8),
+        pack("local/b", 900, 1_000, 16, trace),  # a large value, cut
         pack("local/b", 1_005, 2, 9)._replace(value=b"no pack"),
         pack("local/b", 1_005, 2, 10, (("large", b"x" * MAX_PACK_HEADERS_BYTES),)),
         *(pack(f"local/{name}", 1, 2, 11 + at) for at, name in enumerate("cdcd")),
         forward("local/b", 1_005, 15),
     ]
     state = replace(START, format=of_format)
+    rows.sort(key=lambda row: row.offset)
     after, expected = decide_rows(state, rows)
     assert (after.seqno - state.seqno > 1_000) == (of_format == 3)
     assert_decided(spark, decide(source_frame(spark, rows), state, chunk_rows=chunk_rows), expected)
     plain = [row["plain"] for row in forward_rows(source_frame(spark, rows), SITE).orderBy("offset").collect()]
-    assert plain == [True] * 9 + [False] * 2 + [True] * 5
+    assert plain == [True] * 9 + [False] * 2 + [True] * 6
 
 
 def pack(sender: str, first: int, count: int, offset: int, application: Headers = ()) -> Row:
