@@ -230,12 +230,19 @@ class DataLog:
         """Return `start`, or the place before the flush that runs there; and the state at the place.
 
         A reader of casts needs the members' answers in the flush. Records without a seqno make `after` go back further,
-        into an earlier flush. Raises as `after` does.
+        into an earlier flush. In a copy, `after` may find a repeat, behind the flush's first record: then the place is
+        lower. Raises as `after` does.
         """
-        state = self.state(start.offset)
-        while state.membership.flush.id:
-            start = self.after(state.membership.flush.id - 1)
-            state = self.state(start.offset)
+        state, back = self.state(start.offset), 1
+        while flush := state.membership.flush.id:
+            before = self.after(flush - 1)
+            if before.offset >= start.offset:
+                before, back = before._replace(offset=start.offset - back), 2 * back
+            if before.offset < self.beginning():
+                raise HistoryUnavailable(
+                    f"{self.topic} begins within the flush of seqno {flush}: retention has dropped its first record."
+                )
+            start, state = before, self.state(before.offset)
         return start._replace(reader=Reader(state.epoch, state.seqno)), state
 
     def end_and_state(self) -> tuple[int, SequencerState]:

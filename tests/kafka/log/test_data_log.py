@@ -21,6 +21,7 @@ from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.log.log_state import snapshot_below
 from connectors.kafka.log.stored_record import StoredRecord
 from connectors.kafka.topics.settings import change_settings
+from connectors.kafka.topics.upgrade import upgrade
 from connectors.takeover.takeover import take_over
 from connectors.testing.memory_clients import MemoryConsumer
 from connectors.testing.memory_kafka import MemoryConnection
@@ -29,7 +30,7 @@ from ordering.base.errors import HistoryUnavailable, KafkaRefused, OvertakenByRe
 from ordering.base.formats import PACKS
 from ordering.base.names import Role, Topic
 from ordering.base.reader import Reader, Seal
-from ordering.base.records import STRAY_EPOCH, Data, Source
+from ordering.base.records import START_FLUSH, STRAY_EPOCH, Data, Source
 from ordering.membership.membership import ReceivedRow
 from ordering.sequencer.sequencer import absorb, seal, snapshot
 from ordering.sequencer.state import SequencerState
@@ -397,6 +398,35 @@ def test_a_reader_of_casts_begins_outside_of_each_flush() -> None:
                 assert not known.membership.flush.id
                 assert start.reader.last_seqno <= seqno
     assert in_flush > 5
+
+
+def test_a_reader_of_casts_begins_outside_of_a_flush_that_a_copy_repeats() -> None:
+    """A relay may begin its copy again. Where records take several seqnos, `after` may find the repeat."""
+    kafka, wait_s = MemoryConnection(), 20.0
+    for site in ("nyc", "lax"):
+        kafka.create("g", site)
+    upgrade(kafka, "g", "nyc")
+    with SequencerThread(kafka, "g"), Member("g", "nyc/a", connection=kafka) as alice:
+        change_settings(kafka, "g", "nyc", flush=True)
+        alice.connect(timeout=wait_s)
+        alice.broadcast_many([b"m"] * 10).result(wait_s)
+        for number in range(20):
+            receipt = alice.broadcast(b"m", headers=[("goes alone", b"%d" % number)])
+        receipt.result(wait_s)
+        with Member("g", "nyc/b", connection=kafka) as bob, DataLog(kafka, "g", "nyc") as log:
+            bob.connect(timeout=wait_s)
+            records = [stored.data for stored in log.records(0, log.end())]
+    last = max(at for at, data in enumerate(records) if data.kind == START_FLUSH)
+    for record in records[: last + 1] * 2:
+        kafka.topics.append(TopicPartition(str(Topic("g", "data", "lax")), 0), *encode_data(record))
+    with DataLog(kafka, "g", "lax") as log:
+        flush = log.state().membership.flush.id
+        assert flush == records[last].seqno
+        assert log.after(flush - 1).offset > last, "a repeat"
+        start, state = log.outside_of_a_flush(log.after(flush))
+        assert not state.membership.flush.id
+        assert start.reader.last_seqno < flush
+        assert start.offset <= last
 
 
 def test_a_group_whose_first_sequencer_begins_during_the_look_is_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:
