@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,7 +15,8 @@ from connectors.kafka.codec.seldom import EVERY_S, warn_seldom
 def test_a_flood_is_one_line(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(seldom, "_warned", {})
     clock = itertools.chain(range(5), [EVERY_S], itertools.repeat(EVERY_S + 1))
-    monkeypatch.setattr("connectors.kafka.codec.seldom.time.monotonic", clock.__next__)
+    # Not of the module `time`, which threads of other tests may ask, too.
+    monkeypatch.setattr(seldom, "time", SimpleNamespace(monotonic=clock.__next__))
     logger = logging.getLogger("seldom")
     with caplog.at_level(logging.WARNING):
         for number in range(7):

@@ -6,10 +6,12 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import confluent_kafka
 import pytest
 
+from connectors.kafka.connection import ranges
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.connection.ranges import newest_record, read_range
 from connectors.kafka.topics.topics import create_topics, new_topic
@@ -66,7 +68,7 @@ def test_the_last_record_is_found_before_the_marks(kafka: MemoryConnection) -> N
 def test_a_reader_of_a_range_does_not_wait_for_ever(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker that returns nothing any more raises."""
     monkeypatch.setattr(MemoryConsumer, "poll", lambda *_, **__: {})
-    monkeypatch.setattr(time, "monotonic", iter(range(0, 1000, 5)).__next__)
+    monkeypatch.setattr(ranges, "time", SimpleNamespace(monotonic=iter(range(0, 1000, 5)).__next__))
     with pytest.raises(BrokerUnreachable):
         list(read_range(kafka, kafka.consumer(), place("data"), 0, 2))
 
