@@ -115,6 +115,7 @@ def test_make_targets() -> None:
     assert set(re.findall(r"`make ([a-z-]+)", " ".join(PAGES.values()))) <= targets
 
 
+@pytest.mark.slow
 def test_docstrings_cite_what_is_here() -> None:
     """A docstring's source is a heading of docs/sources.md or a page of docs/; no other paper is cited."""
     headings = re.findall(r"^## (.+)$", doc("sources"), re.MULTILINE)
@@ -516,6 +517,7 @@ def test_figures_of_a_run() -> None:
     assert "failed: TimeoutError: no view" in terminal("views", first["views"])
 
 
+@pytest.mark.slow
 def test_history_of_figures(tmp_path: Path) -> None:
     """A run's ratios come after the earlier ones; the gate names each that got worse."""
     from tests.bench import history

@@ -84,6 +84,7 @@ def test_ctrl_c_removes_the_group(broker: EmbeddedBroker, kafka: dict[str, str],
         assert sequencer.terminate() == 0
 
 
+@pytest.mark.slow
 def test_a_message_is_late_from_when_it_was_due() -> None:
     """A sender that is held up does not hide the delay. The receiver has all that was sent."""
     passed = list[bytes]()

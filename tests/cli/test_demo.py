@@ -50,6 +50,7 @@ def test_a_job_that_does_not_start(tmp_path: Path) -> None:
     job.stop()
 
 
+@pytest.mark.slow
 def test_the_page_of_several_sites(capsys: pytest.CaptureFixture[str]) -> None:
     """The page answers while the demo runs, for each site."""
     sites: Any = SimpleNamespace(

@@ -143,6 +143,7 @@ class Script:
         return self._process.returncode, out, said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", SWALLOWING)
 def test_a_signal_where_it_would_be_lost(tmp_path: Path, how: str) -> None:
     """The interruption is raised soon after, and ends the command all the same."""
@@ -171,6 +172,7 @@ except KeyboardInterrupt:
 )
 
 
+@pytest.mark.slow
 def test_a_signal_in_what_must_not_be_torn() -> None:
     """The block runs to its end first."""
     script = Script(HELD)
@@ -243,6 +245,7 @@ except KeyboardInterrupt:
 MANNERS = ["raise_in_order()", "stop_when_asked('stopping')"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("manner", MANNERS)
 def test_a_key_held_down(manner: str) -> None:
     """Further signals interrupt neither the stopping nor the end of the command."""
@@ -264,6 +267,7 @@ def test_the_third_wish_forces(manner: str) -> None:
     assert script.end()[:2] == (130, "ending\n")
 
 
+@pytest.mark.slow
 def test_a_signal_before_a_job_that_was_not_raised_yet(tmp_path: Path) -> None:
     """The signal arrives while a module loads: the job learns of it."""
     (tmp_path / "slow.py").write_text(MODULE, encoding="ascii")

@@ -37,6 +37,7 @@ def test_a_process_prints_its_deliveries_and_stays_until_ctrl_c(tmp_path: Path) 
         assert [LINE.fullmatch(line).groups() for line in run.lines] == [("1", "1"), ("2", "2"), ("3", "3")]  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_deliveries_as_json(tmp_path: Path) -> None:
     [port] = free_ports(1)
     hosts = hostfile(tmp_path, "127.0.0.1")

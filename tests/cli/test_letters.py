@@ -88,6 +88,7 @@ def test_a_line_that_cant_be_sent(tmp_path: Path) -> None:
     assert inbox(tmp_path, "--until-end") == ["local/alice\t1"]
 
 
+@pytest.mark.slow
 def test_letters_that_kafka_does_not_take(group: MemoryGroup, tmp_path: Path) -> None:
     """The process ends, so nobody goes on sending."""
     group.connection.topics.take_away("abcast.g.inbox.local", WRITES)

@@ -60,6 +60,7 @@ def test_a_mistake_opens_no_member(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert publish(tmp_path, b"x" * 1_000_001, "--whole").returncode == 2
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("group")
 @pytest.mark.filterwarnings("error::FutureWarning")
 def test_some_messages_are_printed(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ def test_a_dry_run(broker: EmbeddedBroker, tmp_path: Path) -> None:
     assert CliRunner().invoke(app, options).stdout == "nothing to do\n"
 
 
+@pytest.mark.slow
 def test_again_and_again_though_the_broker_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An error that will not pass ends the command."""
     errors: list[AbcastError] = [BrokerUnreachable("no broker."), BrokerUnreachable("no broker."), UsageError("wrong.")]

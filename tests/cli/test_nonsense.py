@@ -89,6 +89,7 @@ def test_any_command_line(run: Callable[[list[str]], str], line: list[str]) -> N
         run(line)
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_any_configuration_file(run: Callable[[list[str]], str], data: st.DataObject) -> None:
@@ -125,6 +126,7 @@ def test_any_bytes_as_a_file(run: Callable[[list[str]], str], raw: bytes) -> Non
     Path("abcast.toml").unlink()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "variables", "said"),
     [

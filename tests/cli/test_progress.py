@@ -78,6 +78,7 @@ def test_what_is_over_at_once_is_not() -> None:
     assert shown(pause=0).split() in ([], ["done"])
 
 
+@pytest.mark.slow
 def test_a_program_sees_nothing(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", CODE.format(pause=0.05)],

@@ -43,6 +43,7 @@ def query(data: Path, *arguments: str | Path) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_forms(data: Path, tmp_path: Path) -> None:
     """A table; JSON a line; CSV; and a file in the form that it is named after."""
     shown = ["seqno sender payload", "─" * 24, "1 nyc/a", "2 nyc/b nyc/b 1"]
@@ -96,6 +97,7 @@ def test_what_is_not_loaded(data: Path) -> None:
     assert (loaded & {"duckdb", "deltalake", "pandas", "pyarrow"}) == {"duckdb", "deltalake"}
 
 
+@pytest.mark.slow
 def test_rows_beyond_a_table(data: Path) -> None:
     """A table ends after 1,000 rows and says so; output for programs has all."""
     done = abcast_here("query", "--data", data, "SELECT * FROM range(1500)", cwd=data)

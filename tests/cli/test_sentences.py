@@ -114,6 +114,7 @@ class TestJoining:
 class TestWaiting:
     """A command that waits for a broker says so."""
 
+    @pytest.mark.slow
     def test_a_client_says_for_what_it_waits(self) -> None:
         waited_for: list[str] = []
 
@@ -142,6 +143,7 @@ class TestWaiting:
         other.join(60)
         assert kinds == [Progress, nullcontext]
 
+    @pytest.mark.slow
     def test_what_is_within_has_the_line_once_it_takes_a_while(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(progress, "SHOWN_AFTER_S", 0.3)
         with on_terminal(monkeypatch) as terminal, Progress("looking"):
@@ -229,6 +231,7 @@ class TestTerminals:
         assert max(map(len, lines)) <= 80
         assert "".join(row[2].split()) in "".join("".join(line[35:] for line in lines).split())
 
+    @pytest.mark.slow
     def test_what_its_encoding_lacks(self, tmp_path: Path) -> None:
         """A character that the encoding lacks is written as Python escapes it."""
         variables = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}

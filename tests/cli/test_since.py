@@ -73,6 +73,7 @@ def test_the_position_stays(tmp_path: Path) -> None:
     assert abcast_here(*rest, cwd=tmp_path).stdout.split("\t")[0] == "8"
 
 
+@pytest.mark.slow
 def test_messages_that_kafka_has_dropped(kafka: MemoryConnection, tmp_path: Path) -> None:
     """The ledger has their times. Without it, it is not known which of them are young enough."""
     with writing(kafka, tmp_path):

@@ -150,6 +150,7 @@ def test_an_interrupted_wait_is_no_success(groups: list[str], tmp_path: Path, mo
     assert (done.returncode, done.stderr, len(looks)) == (130, "Aborted.\n", 2)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("deserted")
 def test_no_line_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With slow readings there are fewer lines."""

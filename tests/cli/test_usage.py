@@ -51,6 +51,7 @@ def test_no_command_is_explained_by_half_a_sentence(group: str, monkeypatch: pyt
     assert [line for line in listed if line.endswith("...")] == []
 
 
+@pytest.mark.slow
 def test_what_is_not_loaded() -> None:
     """`--help` and `import Member` answer at once because neither loads Spark, Delta or pandas; help not even Kafka
     or numpy.
@@ -93,6 +94,7 @@ def test_wrong_usage(tmp_path: Path, arguments: list[str]) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments", [["publish", "--grup", "g"], ["query", "SELECT 1"], ["config", "show"]], ids=" ".join
 )
@@ -169,6 +171,7 @@ def test_unknown_keys(tmp_path: Path) -> None:
     assert f"unknown keys: {told}" in done.stderr
 
 
+@pytest.mark.slow
 def test_version(tmp_path: Path) -> None:
     """Only the option shows it: a deployment may have a variable ABCAST_VERSION, and a configuration file has no
     such key.
@@ -182,6 +185,7 @@ def test_version(tmp_path: Path) -> None:
     assert "unknown keys: version." in abcast_here("status", cwd=tmp_path).stderr
 
 
+@pytest.mark.slow
 def test_scripts(tmp_path: Path) -> None:
     """A module that is run alone takes its own part of the file, and leaves it to `abcast` to judge the rest."""
 

@@ -54,6 +54,7 @@ def test_no_places(text: str) -> None:
         HostPort.parse(text)
 
 
+@pytest.mark.slow
 def test_answers(endpoint: Endpoint) -> None:
     """Only reading is allowed; no answer names the Python or a path of the machine."""
     status, body, response = ask(endpoint, "/?whatever=1")
@@ -64,6 +65,7 @@ def test_answers(endpoint: Endpoint) -> None:
     assert ask(endpoint, "/fails")[:2] == (500, "abcast has failed here: see its log\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("host", "status"),
     [
@@ -75,6 +77,7 @@ def test_on_loopback_a_page_can_not_ask_by_its_own_name(endpoint: Endpoint, host
     assert ask(endpoint, "/", host=host)[0] == status
 
 
+@pytest.mark.slow
 def test_at_all_addresses_any_name_is_right() -> None:
     with Endpoint(HostPort("0.0.0.0", 0), {"/": lambda _: HttpAnswer("here\n")}) as opened:
         place = Endpoint.__new__(Endpoint)
@@ -82,6 +85,7 @@ def test_at_all_addresses_any_name_is_right() -> None:
         assert ask(place, "/", host="pod.example")[0] == 200
 
 
+@pytest.mark.slow
 def test_clients_that_wait_for_an_answer_are_bounded() -> None:
     """Each newcomer disconnects one more of the oldest."""
     goes_on = threading.Event()
@@ -117,11 +121,13 @@ def test_a_host_that_is_not_ours(place: HostPort, kind: type[AbcastError], said:
         Endpoint(place, {})
 
 
+@pytest.mark.slow
 def test_a_port_in_use(endpoint: Endpoint) -> None:
     with pytest.raises(EnvironmentProblem, match=f"another process has port {endpoint.place.port}"):
         Endpoint(endpoint.place, {})
 
 
+@pytest.mark.slow
 def test_stalled_clients_hold_up_nobody(endpoint: Endpoint) -> None:
     """Clients that send half a request: one more is answered at once, and at most so many are kept."""
     before = threading.active_count()
@@ -139,6 +145,7 @@ def test_stalled_clients_hold_up_nobody(endpoint: Endpoint) -> None:
             client.close()
 
 
+@pytest.mark.slow
 def test_a_client_that_goes_leaves_no_trace(endpoint: Endpoint, capfd: pytest.CaptureFixture[str]) -> None:
     with socket.create_connection(endpoint.place) as client:
         client.sendall(b"GET / HTTP/1.1\r\n\r\n")
@@ -147,6 +154,7 @@ def test_a_client_that_goes_leaves_no_trace(endpoint: Endpoint, capfd: pytest.Ca
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.slow
 def test_the_port_is_closed_at_the_end() -> None:
     with Endpoint(HostPort.parse(":0"), {}) as opened:
         pass

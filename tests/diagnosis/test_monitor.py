@@ -104,6 +104,7 @@ def test_before_a_job_runs(served: Served) -> None:
     assert served.figures()["abcast_job_ready", "sequence"] == 0
 
 
+@pytest.mark.slow
 def test_a_sequencer_at_work(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """The probes ask Kafka nothing. The figures equal the status; the sequencer's end is seen from memory."""
     with running(served.kafka, served.job):
@@ -134,6 +135,7 @@ def test_a_sequencer_at_work(served: Served, monkeypatch: pytest.MonkeyPatch) ->
     assert served.figures()["abcast_job_ready", "sequence"] == 0
 
 
+@pytest.mark.slow
 def test_a_busy_sequencer_tells_its_own_state(served: Served, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """DATA is not read back to its snapshot, the figures are the same, also with a ledger. A fenced sequencer's state
     counts nothing, nor does one that DATA has lost.
@@ -184,6 +186,7 @@ def test_a_busy_sequencer_tells_its_own_state(served: Served, monkeypatch: pytes
     assert served.troubles.decided("g") is None, "a sequencer that has ended tells nothing"
 
 
+@pytest.mark.slow
 def test_strays_are_counted_now_and_then(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     count = StrayCount(
         lambda decided: read_statuses(served.kafka, SITE, raises=False, decided=decided), served.troubles.decided
@@ -262,6 +265,7 @@ def test_a_kafka_that_does_not_answer(served: Served, monkeypatch: pytest.Monkey
     assert not any(key[0] == "abcast_seqno" for key in figures)
 
 
+@pytest.mark.slow
 def test_a_reading_that_takes_long(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """Askers get the last one with its age. Only if it is too old has it no metrics any more."""
     may_end, asked = threading.Event(), itertools.count(1)

@@ -85,6 +85,7 @@ def test_messages_of_a_pack() -> None:
     feeds.close(WAIT)
 
 
+@pytest.mark.slow
 def test_it_ends_with_the_page(group: MemoryGroup, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then the reader ends; another page begins near the end."""
     monkeypatch.setattr(order_feed, "ASKED_WITHIN_S", 0.3)
@@ -103,6 +104,7 @@ def test_it_ends_with_the_page(group: MemoryGroup, monkeypatch: pytest.MonkeyPat
     feeds.close(WAIT)
 
 
+@pytest.mark.slow
 def test_a_flood_is_not_followed(group: MemoryGroup, monkeypatch: pytest.MonkeyPatch) -> None:
     """The reader goes on near the end, and reaches it though nothing more comes; it keeps no more than its bound."""
     monkeypatch.setattr(order_feed, "_BEHIND_EVERY_S", 0.0)
@@ -162,6 +164,7 @@ def test_dead_letters_have_their_reason(group: MemoryGroup, monkeypatch: pytest.
     feeds.close(WAIT)
 
 
+@pytest.mark.slow
 def test_a_reader_survives_any_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """The page has a sentence; once the right is given, the order is followed again."""
     monkeypatch.setattr(order_feed, "_AFTER_AN_ERROR_S", 0.1)
@@ -184,6 +187,7 @@ def test_a_reader_survives_any_error(monkeypatch: pytest.MonkeyPatch) -> None:
     feeds.close(WAIT)
 
 
+@pytest.mark.slow
 def test_a_group_made_anew_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     """The page has seen the same seqnos of the old group."""
     monkeypatch.setattr(order_feed, "_AFTER_AN_ERROR_S", 0.1)

@@ -112,6 +112,7 @@ def address() -> Iterator[str]:
         watched.close(monitor.ASKS_FOR_S)
 
 
+@pytest.mark.slow
 def test_it_is_served(address: str) -> None:
     with urllib.request.urlopen(f"{address}/", timeout=30) as answer:
         assert answer.read().decode() == page().body

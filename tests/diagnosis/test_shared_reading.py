@@ -7,11 +7,14 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 from connectors.diagnosis.shared_reading import SharedReading
 from ordering.base.errors import BrokerUnreachable
 from tests.waiting import WAIT
 
 
+@pytest.mark.slow
 def test_askers_share_a_reading() -> None:
     """Sixteen askers at a time cause one reading; a later one causes the next, once that is too old for it."""
     numbers = itertools.count(1)
@@ -73,6 +76,7 @@ def test_a_reading_that_takes_long() -> None:
     assert (last.value, last.error) == (None, "no broker answers.")
 
 
+@pytest.mark.slow
 def test_a_costly_reading_serves_those_who_waited_for_it() -> None:
     """Its own cost counts for them, not that of the cheap one before."""
     numbers, may_end = itertools.count(1), threading.Event()

@@ -211,6 +211,7 @@ def all_have(kafka: MemoryConnection, count: int, sites: tuple[str, ...] = SITES
     return first
 
 
+@pytest.mark.slow
 @each_engine
 def test_all_sites_have_the_same_order(kafka: MemoryConnection, engine: str) -> None:
     """Messages of all sites, many at once and one by one, a bad one among them, and a member."""
@@ -230,6 +231,7 @@ def test_all_sites_have_the_same_order(kafka: MemoryConnection, engine: str) -> 
     assert {site: len(letters) for site, letters in dead.items()} == {"nyc": 0, "sfo": 1, "lax": 0}
 
 
+@pytest.mark.slow
 @each_engine
 def test_a_sender_is_forgotten_at_all_sites(kafka: MemoryConnection, engine: str) -> None:
     """By the order, each site drops the row, and takes no old record and no further one of that incarnation."""
@@ -265,6 +267,7 @@ def test_members_of_all_sites_are_in_one_view(kafka: MemoryConnection, engine: s
             }
 
 
+@pytest.mark.slow
 def test_a_refused_write_ends_the_epoch(kafka: MemoryConnection) -> None:
     """Writes of entries and DATA are refused now and then: a takeover goes on, and the order is one."""
     with running(kafka, "sfo", "lax") as others:
@@ -339,6 +342,7 @@ def test_members_leave_with_their_site_and_are_back_with_it(kafka: MemoryConnect
     assert all(other == first for other in others)
 
 
+@pytest.mark.slow
 def test_a_minority_waits(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
     """The site says so until it is in a majority again."""
     topics = [topic for topic in map(Topic.parse, {place.topic for place in kafka.topics.partitions}) if topic]
@@ -377,6 +381,7 @@ def test_what_breaks_the_protocol_is_told(
     assert str(shown).endswith("1 inputs of other sites, which break the protocol")
 
 
+@pytest.mark.slow
 def test_exclusions_are_read_by_the_operator(kafka: MemoryConnection) -> None:
     """The operator reads them from EPOCH as they come, and from its beginning."""
     both = ("nyc", "sfo")
@@ -448,6 +453,7 @@ def test_a_site_alone_agrees_with_itself(kafka: MemoryConnection, engine: str) -
     assert {letter.key for letter in letters} == {b"sfo/mallory"}
 
 
+@pytest.mark.slow
 @each_engine
 def test_dead_letters_are_written_once(kafka: MemoryConnection, engine: str) -> None:
     """The site begins again and again, with and without new records, on either engine."""
@@ -534,6 +540,7 @@ def test_a_sequencer_does_not_go_on_with_it(kafka: MemoryConnection) -> None:
         take_over_groups(Claimer(kafka, "nyc", agreement="isis"), {"h": [str(Topic("h", "forward", "nyc"))]})
 
 
+@pytest.mark.slow
 @each_engine
 def test_two_jobs_of_a_site(kafka: MemoryConnection, engine: str) -> None:
     """The older job is not told, and writes on: no site counts its records."""
@@ -665,6 +672,7 @@ def test_the_last_group_that_goes_is_read_no_more(kafka: MemoryConnection) -> No
     loop.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [1, 7, 512])
 def test_the_log_read_back_tells_what_it_tells_from_its_beginning(
     kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch, window: int
@@ -751,6 +759,7 @@ def test_a_job_with_other_sites_stops_nobody(kafka: MemoryConnection, monkeypatc
         assert data.epochs.read().newest_claim == before
 
 
+@pytest.mark.slow
 def test_nobody_is_told_that_a_group_is_alive_that_was_left(
     kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -866,6 +875,7 @@ def test_a_group_that_retention_has_hit_ends_no_other(kafka: MemoryConnection) -
             eventually(lambda: isinstance(lax.failure, HistoryUnavailable), 20)
 
 
+@pytest.mark.slow
 @each_engine
 @pytest.mark.parametrize("sites", [("nyc",), SITES], ids=["alone", "three"])
 def test_what_all_have_in_data_may_be_dropped_between_two_starts(

@@ -50,6 +50,7 @@ def both(state: SequencerState, rows: Rows) -> SequencerState:
     return expected[0]
 
 
+@pytest.mark.slow
 def test_the_corpus() -> None:
     """Good and bad records of every sort, in the site's own topic and in a relay's."""
     raws = [
@@ -86,6 +87,7 @@ def random_record(rng: random.Random, offset: int, next_local: dict[tuple[bytes,
     return Raw(offset, key, value, headers, timestamp, partition=offset % 2)
 
 
+@pytest.mark.slow
 @given(st.integers(0, 2**32))
 def test_random_batches(seed: int) -> None:
     """With members (so that time matters) and without, batch after batch."""

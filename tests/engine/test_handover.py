@@ -72,6 +72,7 @@ def test_a_standby_takes_over_and_the_other_ends(kafka: MemoryConnection) -> Non
                 ended.result(WAIT)
 
 
+@pytest.mark.slow
 def test_a_repeated_request_does_not_hand_back(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second tells of the handover, even if a standby waits again. Later it is a request of its own."""
     with started_job(kafka, 3600.0):
@@ -87,6 +88,7 @@ def test_a_repeated_request_does_not_hand_back(kafka: MemoryConnection, monkeypa
             hand_over(kafka, ["g"], SITE)
 
 
+@pytest.mark.slow
 def test_all_groups_of_a_standby_are_handed_over(kafka: MemoryConnection) -> None:
     """A standby takes over all that it serves. A part of them is a request for all, but not for other processes'."""
     for group in ("h", "other"):
@@ -102,6 +104,7 @@ def test_all_groups_of_a_standby_are_handed_over(kafka: MemoryConnection) -> Non
                 assert [claim.is_planned for claim in log.epochs.read().claims] == [False, True]
 
 
+@pytest.mark.slow
 def test_a_takeover_that_has_begun_lets_a_newer_sequencer_alone(
     kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -124,6 +127,7 @@ def test_a_takeover_that_has_begun_lets_a_newer_sequencer_alone(
             asked.result(WAIT)
 
 
+@pytest.mark.slow
 def test_without_a_standby_nothing_is_written(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
     """A standby that signs no more is none."""
     monkeypatch.setattr(handover, "FIND_S", 0.3)
@@ -151,6 +155,7 @@ class Frozen:
         sign_as_standby(self.kafka.metadata_client(), ["g"], SITE, 0)
 
 
+@pytest.mark.slow
 def test_a_request_that_nobody_follows_has_no_effect_later(
     kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,6 +35,7 @@ def child() -> BaseProcess | None:
     return next((each for each in multiprocessing.active_children() if each.name == "abcast-relays"), None)
 
 
+@pytest.mark.slow
 def test_a_child_runs_while_it_is_wanted() -> None:
     """Relays run beside the sequencer of their process, and no longer: their end is no trouble."""
     wanted, troubles = threading.Event(), Troubles()
@@ -54,6 +55,7 @@ def test_a_child_runs_while_it_is_wanted() -> None:
     assert not thread.is_alive()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "told"),
     [(killed, "its process was ended by signal 9."), (exits, "its process has ended with exit code 3.")],

@@ -152,6 +152,7 @@ def test_forward_that_is_another_one(kafka: MemoryConnection, how: Change) -> No
         assert isinstance(loop.failure, InputLost)
 
 
+@pytest.mark.slow
 def test_a_group_whose_partition_is_away_costs_no_busy_loop(
     kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:

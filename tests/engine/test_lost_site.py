@@ -6,6 +6,7 @@ import re
 import shlex
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from connectors.testing.memory_kafka import MemoryConnection
@@ -26,6 +27,7 @@ def _way() -> str:
     return str(section)
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_way_are_commands() -> None:
     """Each command exists, with each of its options."""
     named = re.findall(r"`abcast ([^`]+)`", _way() + OUT_FOR_GOOD)

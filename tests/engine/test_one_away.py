@@ -113,6 +113,7 @@ def test_while_it_runs(kafka: Kafka, role: Role, what: tuple[str, ...], engine: 
         eventually(lambda: kafka.is_ordered("away"), 20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", PARTS)
 def test_while_the_others_records_are_purged(kafka: Kafka, what: tuple[str, ...]) -> None:
     """The lost connection makes the job look for its last record, which is gone; a transaction's marker, too."""
@@ -135,6 +136,7 @@ def test_while_the_others_records_are_purged(kafka: Kafka, what: tuple[str, ...]
         assert len(kafka.topics.partitions[epoch]) == claims, "it was taken over anew"
 
 
+@pytest.mark.slow
 def test_while_its_log_is_made_anew_and_tells_no_offsets(kafka: Kafka) -> None:
     """Each poll says that the position is out of range, and nothing says where the log begins."""
     with serving(kafka, "process") as job:
@@ -182,6 +184,7 @@ def test_a_write_that_fails_ends_no_other(kafka: Kafka, caplog: pytest.LogCaptur
         assert len(kafka.topics.partitions[TopicPartition(name("epoch", "fine"), 0)]) == epochs
 
 
+@pytest.mark.slow
 def test_the_claim_of_a_running_sequencer_is_gone(kafka: Kafka, caplog: pytest.LogCaptureFixture) -> None:
     """EPOCH was made anew between two looks. The takeover refuses, and the other group goes on."""
     epoch = name("epoch")
@@ -293,6 +296,7 @@ def test_an_input_that_can_not_be_read_costs_one_claim(
         assert len(others) <= 4
 
 
+@pytest.mark.slow
 def test_what_is_held_is_bounded(kafka: Kafka) -> None:
     with serving(kafka, "process") as job:
         assert job.ready.wait(20)
@@ -305,6 +309,7 @@ def test_what_is_held_is_bounded(kafka: Kafka) -> None:
         eventually(lambda: kafka.is_ordered("away"), 30)
 
 
+@pytest.mark.slow
 def test_a_right_that_is_taken(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loss of a right, or records that retention dropped, end that group's service alone."""
     poll, is_refused = MemoryConsumer.poll, threading.Event()

@@ -23,6 +23,7 @@ def in_data(kafka: MemoryConnection) -> int:
     return sum(b" message " in record.headers[0][1] for record in kafka.topics.partitions[DATA])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["process", "agreeing"])
 def test_a_purge_overtakes_a_start(kafka: MemoryConnection, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seek = MemoryConsumer.seek

@@ -125,6 +125,7 @@ def test_a_time_that_is_none_is_refused(kafka: MemoryConnection) -> None:
             Standby(EngineOptions(kafka, SITE, takeover_after_s=after_s), finder_of(kafka, (SITE,)))
 
 
+@pytest.mark.slow
 def test_a_standby_without_a_sequencer_claims_at_once(
     kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -144,6 +145,7 @@ def test_a_standby_without_a_sequencer_claims_at_once(
         assert claims(kafka) == 2, "clocks of hosts differ"
 
 
+@pytest.mark.slow
 def test_one_that_is_fenced_does_not(
     kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -158,6 +160,7 @@ def test_one_that_is_fenced_does_not(
         assert claims(kafka) == 2
 
 
+@pytest.mark.slow
 def test_a_process_that_is_here_is_let_alone(
     kafka: MemoryConnection, other: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,6 +175,7 @@ def test_a_process_that_is_here_is_let_alone(
         assert claims(kafka) == 1
 
 
+@pytest.mark.slow
 def test_a_sequencer_of_another_group_without_a_sign_is_let_alone(kafka: MemoryConnection) -> None:
     """The first group was never claimed. The second was a moment ago, on another host."""
     kafka.create("h", SITE)
@@ -212,6 +216,7 @@ def test_beats_repeat_a_sign_for_a_while(kafka: MemoryConnection, monkeypatch: p
     assert seen() == before
 
 
+@pytest.mark.slow
 def test_beats_that_end_during_the_first_one_leave_no_connection(
     kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,6 +240,7 @@ def test_beats_that_end_during_the_first_one_leave_no_connection(
     assert closed.wait(WAIT)
 
 
+@pytest.mark.slow
 def test_a_loop_that_hangs_gives_no_signs(
     kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -326,6 +332,7 @@ def other() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
+@pytest.mark.slow
 def test_the_end_of_a_process_on_this_host_shows_at_once(
     kafka: MemoryConnection, other: subprocess.Popen[bytes], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -341,6 +348,7 @@ def test_the_end_of_a_process_on_this_host_shows_at_once(
     assert any("has ended. This process takes over" in record.message for record in caplog.records)
 
 
+@pytest.mark.slow
 def test_a_successor_that_has_given_no_sign_yet_is_let_alone(
     kafka: MemoryConnection, other: subprocess.Popen[bytes], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -389,6 +397,7 @@ def test_of_two_standbys_one_takes_over(
     assert why in caplog.text
 
 
+@pytest.mark.slow
 def test_a_standby_that_has_yielded_in_a_feud_waits_again(
     kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -406,6 +415,7 @@ def test_a_standby_that_has_yielded_in_a_feud_waits_again(
     assert claims(kafka) == 2
 
 
+@pytest.mark.slow
 def test_a_process_that_was_never_seen_proves_nothing(kafka: MemoryConnection, other: subprocess.Popen[bytes]) -> None:
     """Its claim has this host's name, and a pid that is not here, or is this process's own: it may be a container's."""
     other.kill()
@@ -419,6 +429,7 @@ def test_a_process_that_was_never_seen_proves_nothing(kafka: MemoryConnection, o
         assert claims(kafka) == before
 
 
+@pytest.mark.slow
 def test_a_sequencer_that_stood_by_takes_over_again_at_once(
     kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -446,6 +457,7 @@ def test_a_sequencer_that_stood_by_takes_over_again_at_once(
     assert len(waits) == 1
 
 
+@pytest.mark.slow
 def test_what_hinders_a_look_ends_no_standby(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kafka does not tell the signs for a while. That is told, once, and is no silence."""
     with started_job(kafka, None):
@@ -462,6 +474,7 @@ def test_what_hinders_a_look_ends_no_standby(kafka: MemoryConnection, monkeypatc
         send(kafka, 2)
 
 
+@pytest.mark.slow
 def test_a_standby_that_cannot_sign_takes_over(
     kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -478,6 +491,7 @@ def test_a_standby_that_cannot_sign_takes_over(
     assert caplog.text.count("sees this process: the topic is gone.") == 1
 
 
+@pytest.mark.slow
 def test_a_busy_machine_may_take_its_time_to_answer(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
     """A standby whose connections took more than half a second never took over."""
 
@@ -489,6 +503,7 @@ def test_a_busy_machine_may_take_its_time_to_answer(kafka: MemoryConnection, mon
     assert groups.epochs_of_groups(kafka, ["g"], SITE).keys() == {"g"}
 
 
+@pytest.mark.slow
 def test_a_long_reading_of_epoch_is_no_part_of_the_second_half(
     kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -513,11 +528,13 @@ def test_a_long_reading_of_epoch_is_no_part_of_the_second_half(
     assert time.monotonic() - read_at[0] > 0.4
 
 
+@pytest.mark.slow
 def test_a_standby_without_groups_can_be_stopped() -> None:
     with started_job(MemoryConnection(), 0.0):
         threading.Event().wait(0.3)
 
 
+@pytest.mark.slow
 def test_stopped_while_it_waits(kafka: MemoryConnection) -> None:
     with started_job(kafka, None):
         send(kafka, 1)

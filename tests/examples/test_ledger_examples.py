@@ -30,6 +30,7 @@ def shown() -> list[str]:
     return [f"{each.seqno} {each.sender} {each.payload.decode()}" for each in log if each.kind == MESSAGE]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", ["ledger_duckdb.py", "ledger_polars.py"])
 def test_without_a_jvm(data: Path, program: str) -> None:
     command = [sys.executable, str(HERE / program), str(data), "g"]

@@ -70,6 +70,7 @@ def body_of(snapshot: bytes) -> dict[str, Any]:
     return body
 
 
+@pytest.mark.slow
 @each_version
 def test_a_group_goes_on(version: Path) -> None:
     """Members deliver the ordered messages, a sequencer goes on with the next number, and all promises hold."""
@@ -138,6 +139,7 @@ def test_sites_that_agree_go_on(version: Path) -> None:
         assert all(encode(decode(SiteState, state)) == state for state in states)
 
 
+@pytest.mark.slow
 @each_version
 def test_an_outbox_is_sent(version: Path, tmp_path: Path) -> None:
     """Its messages are sent exactly once, and the next start keeps the file."""

@@ -141,6 +141,7 @@ class TestSettings:
         assert (settings.flush, settings.unknown) == (True, {"max_members": 5})
         assert settings.decided(b'{"max_members":6}').unknown == {"max_members": 6}
 
+    @pytest.mark.slow
     def test_a_live_member_goes_on(self, kafka: MemoryConnection) -> None:
         with SequencerThread(kafka, "g", SITE) as sequencer, Member("g", "nyc/alice", connection=kafka) as alice:
             assert alice.broadcast(b"1").result(5) == 1
@@ -154,6 +155,7 @@ class TestSettings:
         assert state.membership.settings == Settings(closed=True, unknown={"max_members": 5})
 
 
+@pytest.mark.slow
 def test_a_view_that_says_more(kafka: MemoryConnection) -> None:
     """A view and its members have more fields: a reader takes the ones that it knows."""
     members = [["nyc/alice", 5, "more"], ["nyc/bob", 6, "more"]]
@@ -362,6 +364,7 @@ class TestFormats:
             assert SequencerState.from_bytes(snapshot(state).payload).format == each.number
 
 
+@pytest.mark.slow
 def test_an_outbox_of_a_later_version(kafka: MemoryConnection, tmp_path: Path) -> None:
     """The file has more columns and tables; they are left as they are."""
     path = tmp_path / "outbox.db"

@@ -57,6 +57,7 @@ def said(kafka: MemoryConnection) -> list[str]:
     return [record.headers[0][1].decode().split()[1] for record in kafka.topics.partitions[EPOCHS]]
 
 
+@pytest.mark.slow
 def test_it_holds_from_the_next_takeover_on() -> None:
     """Running members go on over the switch, and the messages before and behind it are one order."""
     kafka = of_first_version()
@@ -98,6 +99,7 @@ def test_a_switch_while_somebody_takes_over_is_taken_up_by_the_next(monkeypatch:
     assert said(kafka)[4:] == ["format", "claim", "note", "claim-as", "note"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed_after", range(5))
 def test_a_takeover_that_is_killed_at_the_switch(monkeypatch: pytest.MonkeyPatch, killed_after: int) -> None:
     """A kill after each of its records: the next one goes on, and readers find one order of one format behind it."""

@@ -86,6 +86,7 @@ def test_total_order_at_every_other_size(tmp_path: Path, size: int, faults: str)
     all_deliver_the_same(tmp_path, [8] * size, FAULTS[faults])
 
 
+@pytest.mark.slow
 def test_there_is_no_order_in_which_processes_need_to_be_brought_up(tmp_path: Path) -> None:
     """No message is delivered before the last process is there."""
     with group(tmp_path, 3) as processes:

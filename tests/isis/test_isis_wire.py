@@ -180,6 +180,7 @@ def test_whatever_comes_is_a_datagram_or_malformed(body: bytes) -> None:
             unpack(GROUP, guess)
 
 
+@pytest.mark.slow
 def test_a_body_that_would_fill_the_memory_is_malformed() -> None:
     bomb = zlib.compress(b"[" * 50_000_000, 9)
     (raw,) = pack(GROUP, 0, 1, [bytes([14]) + len(bomb).to_bytes(4, "big") + bomb])

@@ -86,6 +86,7 @@ def without_times(what: Delivery | Event) -> Delivery | Event:
     return what._replace(forwarded_at_ms=0, sequenced_at_ms=0) if isinstance(what, Delivery) else what
 
 
+@pytest.mark.slow
 def test_events_come_from_the_ledger_too(connection: MemoryConnection, retention: Retention, tmp_path: Path) -> None:
     """A member that reads the ledger's part sees the views, blocks and unblocks that the others saw."""
     with SequencerThread(connection, "g", "nyc") as sequencer:

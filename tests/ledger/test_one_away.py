@@ -97,6 +97,7 @@ def test_casts_go_on_with_the_others(kafka: MemoryConnection, tmp_path: Path) ->
     assert list(unservable.value.errors) == ["wrong"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["right", "leader"])
 def test_casts_of_the_others_are_found(
     kafka: MemoryConnection, tmp_path: Path, by: str, monkeypatch: pytest.MonkeyPatch

@@ -149,6 +149,7 @@ def passed(columns: pa.Table, followers: Followers, batch: int) -> tuple[dict[st
     return rows, report
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 3, 1000])
 def test_only_what_the_reading_rule_takes(batch: int) -> None:
     """A pass up to a record for the driver; then a look, and a pass over all. Each is the rule, record by record."""
@@ -198,6 +199,7 @@ def test_packs_become_rows_in_parts() -> None:
     assert pa.Table.from_batches(given)["payload"].to_pylist() == payloads * 45
 
 
+@pytest.mark.slow
 def test_headers_count_for_each_message_of_a_pack() -> None:
     """Each row of a pack has the pack's headers: large ones make a record batch end sooner."""
     pack = replace(

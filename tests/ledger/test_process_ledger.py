@@ -61,6 +61,7 @@ def rows_of(data: Path, name: str = "ledger") -> list[dict[str, Any]]:
     return rows
 
 
+@pytest.mark.slow
 def test_it_writes_what_the_group_orders(kafka: MemoryConnection, tmp_path: Path) -> None:
     """Each seqno once, views in a table of their own; it goes on where it was stopped."""
     with SequencerThread(kafka, "g", SITE), member(kafka, "g") as alice:
@@ -104,6 +105,7 @@ def test_small_files_are_merged(kafka: MemoryConnection, tmp_path: Path, monkeyp
     assert [row["seqno"] for row in rows_of(tmp_path)] == list(range(1, 60))
 
 
+@pytest.mark.slow
 def test_two_write_the_same_table(kafka: MemoryConnection, tmp_path: Path) -> None:
     """Two jobs at once: each seqno once."""
     with (
@@ -164,6 +166,7 @@ def casts_of(data: Path) -> list[dict[str, Any]]:
     return rows
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_told_in_a_sentence(
     kafka: MemoryConnection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,6 +195,7 @@ def test_headers_are_kept_no_longer_than_their_records(kafka: MemoryConnection) 
     feed.close()
 
 
+@pytest.mark.slow
 def test_a_table_that_is_deleted_ends_the_job(kafka: MemoryConnection, tmp_path: Path) -> None:
     def lose_it() -> None:
         with SequencerThread(kafka, "g", SITE), member(kafka, "g") as alice, writing(kafka, tmp_path) as running:

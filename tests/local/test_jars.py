@@ -136,6 +136,7 @@ def test_a_changed_ivy_file_replaces_the_jars_as_a_whole(tmp_path: Path, monkeyp
     assert told[0].startswith("Fetching the jars for spark")
 
 
+@pytest.mark.slow
 def test_a_failed_fetch_says_what_to_do_and_leaves_nothing_half_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from connectors.local.owned_directory import OwnedDirectory, remove_abandoned
 from tests.waiting import eventually
 
@@ -79,6 +81,7 @@ def test_only_what_bears_our_name_is_removed(tmp_path: Path) -> None:
     assert sorted(tmp_path.rglob("*")) == sorted(kept)
 
 
+@pytest.mark.slow
 def test_a_start_that_removes_takes_nothing_from_one_that_makes(tmp_path: Path) -> None:
     """Removals run beside starts, often: a process that has made a directory keeps it."""
     done = threading.Event()

@@ -99,6 +99,7 @@ def test_a_hubs_copy_keeps_its_format(tmp_path: Path) -> None:
     assert (after.format, after.counted) == (PACKS.number, True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_written", [False, True])
 def test_a_hubs_copy_is_cut_off_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_written: bool) -> None:
     """The copy is cut off after each record: the records there tell their seqnos and epochs as the whole copy does."""

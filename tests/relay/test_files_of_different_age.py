@@ -150,6 +150,7 @@ def test_the_old_home_comes_back_with_its_old_file() -> None:
     world.check_arrived(new)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(60))
 def test_files_roll_out_one_by_one(seed: int) -> None:
     """Relays are killed and start again, copies are purged, and each site's file is one of several, in any order."""

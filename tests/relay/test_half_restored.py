@@ -24,6 +24,7 @@ def broken_off(*_: object) -> None:
     raise KafkaTimeoutError
 
 
+@pytest.mark.slow
 def test_who_comes_in_between(lived: Lived, monkeypatch: pytest.MonkeyPatch) -> None:
     kafka = MemoryConnection()
     with monkeypatch.context() as broken:
@@ -45,6 +46,7 @@ def test_who_comes_in_between(lived: Lived, monkeypatch: pytest.MonkeyPatch) -> 
         alice.flush(20)
 
 
+@pytest.mark.slow
 def test_the_note_of_a_restore_is_taken_back(lived: Lived) -> None:
     """A new name then begins at the first message."""
     kafka = MemoryConnection()
@@ -57,6 +59,7 @@ def test_the_note_of_a_restore_is_taken_back(lived: Lived) -> None:
             assert len(list(carol.deliveries(timeout=1))) == 10
 
 
+@pytest.mark.slow
 def test_a_seqno_beyond_the_gap(lived: Lived) -> None:
     kafka = MemoryConnection()
     restored(kafka, lived)

@@ -44,6 +44,7 @@ def make(farewell: Path, troubles: Troubles) -> Sequence[Any]:
     return [Noting(farewell, troubles)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_a_child_whose_parent_is_killed_says_no_farewell(tmp_path: Path, *, is_killed: bool) -> None:
     spawning = multiprocessing.get_context("spawn")
@@ -62,6 +63,7 @@ def test_a_child_whose_parent_is_killed_says_no_farewell(tmp_path: Path, *, is_k
     assert (tmp_path / "said").exists() is not is_killed
 
 
+@pytest.mark.slow
 def test_the_parent_hears_of_a_job_that_has_ended(tmp_path: Path) -> None:
     troubles = Troubles()
     process = JobsProcess("jobs", "nyc", functools.partial(make, tmp_path / "said"), troubles)

@@ -310,6 +310,7 @@ def test_retention_that_is_ahead_of_a_relay_stops_no_other_group(hub: Hub) -> No
     assert [mark for mark, _ in hub.copies("h")] == list(range(9))
 
 
+@pytest.mark.slow
 def test_a_target_that_is_slow_fails_no_group(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     """A record may wait for minutes, as long as Kafka takes those before it."""
     producer, held = hub.attempt.loop._producer, list[tuple[MemoryFuture, tuple[Any, ...]]]()

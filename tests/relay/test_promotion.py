@@ -84,6 +84,7 @@ def hub() -> Hub:
     return made
 
 
+@pytest.mark.slow
 def test_a_home_that_answers_is_replaced_without_a_loss(hub: Hub) -> None:
     """The messages that the copy lacked are added; the old sequencer can't start again; the order goes on."""
     hub.order("nyc", "b", 3)
@@ -116,6 +117,7 @@ def test_a_new_home_does_not_begin_anew(hub: Hub) -> None:
     assert beginning_of(sites, "sfo") is None
 
 
+@pytest.mark.slow
 def test_a_home_whose_last_messages_are_sealed_off_is_named() -> None:
     """The old home did not answer an earlier promotion. Nobody else has its last messages."""
     hub = Hub()
@@ -171,6 +173,7 @@ def test_a_relay_that_serves_the_refused_group_alone_goes_on(
         assert not thread.done.is_set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lacks", ["nothing", "what is there", "what is gone"])
 def test_a_failover_from_a_home_whose_data_was_purged(
     hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lacks: str
@@ -207,6 +210,7 @@ def test_a_failover_from_a_home_whose_data_was_purged(
         take_over(nyc, GROUP, "nyc")
 
 
+@pytest.mark.slow
 def test_an_old_home_that_returns_is_fenced(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     """The old home had ordered messages that no other site has: they are named, and its sequencer stops."""
 
@@ -267,6 +271,7 @@ def _lose_the_last_message(hub: Hub, site: str, source: str) -> None:
             append(hub.connections[site], place.topic, encode_data(stored.data))
 
 
+@pytest.mark.slow
 def test_a_copy_that_has_lost_a_message_fences_nobody(hub: Hub) -> None:
     """The copy can't become the home, and is no source for another. The home that runs goes on, or is replaced."""
     _lose_the_last_message(hub, "sfo", "nyc")
@@ -277,6 +282,7 @@ def test_a_copy_that_has_lost_a_message_fences_nobody(hub: Hub) -> None:
     assert hub.messages("lax") == hub.messages("nyc")
 
 
+@pytest.mark.slow
 def test_a_home_that_has_lost_all_is_the_home_again(hub: Hub) -> None:
     """Only a copy has the order. The errors lead there; with no copy in reach the promotion is refused."""
     empty, sites = MemoryConnection(), replace(hub.sites, home="nyc")
@@ -295,6 +301,7 @@ def test_a_home_that_has_lost_all_is_the_home_again(hub: Hub) -> None:
     assert len(hub.messages("nyc")) == 7
 
 
+@pytest.mark.slow
 def test_an_old_home_whose_state_is_lost_is_replaced(hub: Hub) -> None:
     """Its retention, or a power failure behind a purge, has taken the last snapshot. It is fenced all the same."""
     data = str(Topic(GROUP, "data", "nyc"))
@@ -309,6 +316,7 @@ def test_an_old_home_whose_state_is_lost_is_replaced(hub: Hub) -> None:
     assert len(hub.messages("sfo")) == 7
 
 
+@pytest.mark.slow
 def test_an_old_home_with_other_messages_holds_up_no_promotion(hub: Hub) -> None:
     """The old home did not answer when the last one was made the home, and has ordered more than that one since."""
     hub.copy("nyc", "lax")
@@ -322,6 +330,7 @@ def test_an_old_home_with_other_messages_holds_up_no_promotion(hub: Hub) -> None
         take_over(hub.connections["nyc"], GROUP, "nyc")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 3, 4])
 def test_a_site_that_stayed_behind_replaces_no_home(hub: Hub, count: int) -> None:
     """The site has other messages than the home, however many. Members have delivered the home's."""
@@ -422,6 +431,7 @@ def test_a_failover_is_cut_off_and_done_again(
     assert {"nyc/before", "sfo/late"} <= given.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", range(1, 5))
 @pytest.mark.parametrize("is_written", [False, True])
 def test_the_fence_of_a_relay_is_cut_off_and_done_again(

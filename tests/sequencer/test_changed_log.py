@@ -518,6 +518,7 @@ class TestARunningSequencerWhoseClaimIsLost:
             maintenance.check_not_fenced()
 
 
+@pytest.mark.slow
 def test_topics_that_were_made_anew_are_a_new_group(
     kafka: MemoryConnection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -84,6 +84,7 @@ def test_a_takeover(kafka: MemoryConnection, role: Role, what: tuple[str, ...]) 
     assert what or took["away"] < SLOW_S, "that it has no leader is known at once"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", PARTS)
 def test_the_look_for_a_rival(kafka: MemoryConnection, what: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """A group without an answer delays no start."""
@@ -233,6 +234,7 @@ class TestMaintenance:
                 maintenance.check_not_fenced()
             assert time.monotonic() - started < 5.0
 
+    @pytest.mark.slow
     def test_rights_that_are_taken_behind_the_takeover(self, kafka: MemoryConnection) -> None:
         epochs: dict[str, int] = {}
         take_over_groups(Claimer(kafka, "nyc", claimed=epochs), FORWARD)
@@ -270,6 +272,7 @@ def spoil(kafka: MemoryConnection, topic: str, by: str) -> type[AbcastError]:
 class TestSparksSource:
     """Spark reads the topics of all groups with one query. Its job asks about the groups apart."""
 
+    @pytest.mark.slow
     def test_of_any_job(self, kafka: MemoryConnection, tmp_path: Path, by: str) -> None:
         spark: Any = None
         shard = SequencerShard(spark, JobOptions(kafka, "nyc", tmp_path))
@@ -304,6 +307,7 @@ class TestSparksSource:
             shard._groups(states)
         assert {group: type(each) for group, each in unservable.value.errors.items()} == {"away": error}
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("what", ["forward", "copy", "record"])
     def test_the_inputs_of_a_site_that_agrees(
         self, tmp_path: Path, by: str, what: str, monkeypatch: pytest.MonkeyPatch

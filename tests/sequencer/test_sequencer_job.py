@@ -288,6 +288,7 @@ def test_a_clock_that_is_set_begins_a_new_query(
         assert not raised.value.is_failure
 
 
+@pytest.mark.slow
 def test_what_a_shard_has_left_out_is_tried_again(
     kafka: MemoryConnection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -86,6 +86,7 @@ def test_what_counts_is_read_once_and_no_more(watchdog: Watchdog, log: Log) -> N
     assert (log.records_read, log.states_read) == (3, 0)
 
 
+@pytest.mark.slow
 def test_of_much_only_the_end_is_read(watchdog: Watchdog, log: Log) -> None:
     for upto in range(1000, 100_000, 1000):
         log.write(*range(upto - 999, upto + 1))

@@ -41,6 +41,7 @@ def test_the_histories_take_the_rows_of_the_table(table: Watched) -> None:
     assert len(table.taken - in_vain) >= 40
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_a_random_history_keeps_every_promise(seed: int) -> None:
     """Joins, leaves, flushes, silences, and crashes of any process."""

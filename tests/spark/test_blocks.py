@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -104,6 +105,7 @@ def test_repeats_are_left_out(came: list[tuple[int, int, bool]]) -> None:
     assert [offset for piece in out_of_blocks(left) for offset in piece["offset"]] == wanted
 
 
+@pytest.mark.slow
 def test_many_blocks_of_one() -> None:
     """Each is looked up by its offset, not by walking through all."""
     held, count = HeldBlocks(), 10_000

@@ -193,6 +193,7 @@ def compare(rng: random.Random, logs: dict[Partition, list[Forward]], of_format:
         assert load("g", StoredState(*stored.get)) == state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of_format", [2, 3])
 def test_packs(of_format: int) -> None:
     """Packs among single messages, repeated and cut in other ways."""

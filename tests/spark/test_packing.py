@@ -32,6 +32,7 @@ def settings(line: str) -> dict[str, str]:
     return dict(value.split("=", 1) for name, value in itertools.pairwise(parts) if name == "--conf")
 
 
+@pytest.mark.slow
 def test_what_is_written(tmp_path: Path) -> None:
     """The workers' daemon has the name that the driver uses; a second call replaces all files."""
     pack(tmp_path, with_libraries=False)
@@ -113,6 +114,7 @@ import connectors.spark.codec, connectors.spark.first_task
 """
 
 
+@pytest.mark.slow
 def test_what_executors_import_needs_nothing_else() -> None:
     """Executors have no Kafka client and none of the commands' libraries."""
     done = subprocess.run(

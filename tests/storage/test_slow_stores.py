@@ -21,6 +21,7 @@ from tests.cli.process import ABCAST, environment
 from tests.storage.s3_server import S3Server
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_command_at_a_silent_store(tmp_path: Path) -> None:
     """The command ends at once, without a wait for the question or for Arrow's end."""
     with socket.create_server(("127.0.0.1", 0)) as store:
@@ -76,6 +77,7 @@ def test_ctrl_c_ends_a_query_whose_store_falls_silent(server: S3Server, tmp_path
     assert (asking.returncode, told) == (130, b"Aborted.\n")
 
 
+@pytest.mark.slow
 def test_who_asks_for_many_files_asks_for_the_bucket_once() -> None:
     with _empty_store() as (endpoint, asked):
         data = RemotePath("s3a://bucket/a", Storage(endpoint=endpoint, access_key_id="a", secret_access_key="b"))  # type: ignore[arg-type]

@@ -61,6 +61,7 @@ def test_what_ends_the_sequencer_ends_the_test() -> None:
         lose_a_record()
 
 
+@pytest.mark.slow
 def test_it_needs_no_spark() -> None:
     """An application that installs no more than `Member` needs can test with it."""
     script = "import sys, abcast.testing; print(*{name.split('.')[0] for name in sys.modules})"

@@ -308,6 +308,7 @@ def test_the_context_of_a_span_that_is_not_sampled(
     assert (name, int(value.rpartition(b"-")[2], 16) & 1) == ("traceparent", 0)
 
 
+@pytest.mark.slow
 def test_nothing_is_imported() -> None:
     """A member and a sequencer work without OpenTelemetry, and do not import it."""
     script = """if True:

@@ -24,6 +24,7 @@ def check(seeds: range) -> Counter[str]:
     return seen
 
 
+@pytest.mark.slow
 def test_every_order_holds() -> None:
     check(range(FAST_SEEDS))
 

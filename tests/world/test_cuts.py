@@ -17,6 +17,7 @@ def check(seeds: range) -> None:
         assert cuts.run(seed) == [], f"python -m tests.simulator --cuts --seed {seed}"
 
 
+@pytest.mark.slow
 def test_nobody_goes_on_in_silence() -> None:
     check(range(FAST_SEEDS))
 

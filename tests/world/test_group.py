@@ -19,10 +19,12 @@ def check(seeds: range) -> None:
         assert group.run(seed) == [], f"python -m tests.simulator --group --seed {seed}"
 
 
+@pytest.mark.slow
 def test_every_promise_holds() -> None:
     check(range(FAST_SEEDS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [790016, 795011, 1195, 4003206])
 def test_seeds_that_have_broken(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A member that rejoins waits for a partition. A survey compares DATA with the notes from before its end only, and

@@ -16,6 +16,7 @@ def check(seeds: range) -> None:
         assert groups.run(seed) == [], f"python -m tests.simulator --groups --seed {seed}"
 
 
+@pytest.mark.slow
 def test_a_group_in_trouble_holds_up_no_other() -> None:
     check(range(FAST_SEEDS))
 

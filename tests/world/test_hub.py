@@ -26,6 +26,7 @@ def check(seeds: range) -> None:
         assert hub.run(seed) == [], f"python -m tests.simulator --hub --seed {seed}"
 
 
+@pytest.mark.slow
 def test_there_is_one_order() -> None:
     check(range(FAST_SEEDS))
 
@@ -123,6 +124,7 @@ def test_the_relay_of_an_earlier_home_comes_back(mutation: Mutation) -> None:
             assert world.anomalies == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("looks", [False, True])
 @pytest.mark.parametrize("mutation", [NONE, RECREATED_UNSEEN])
 def test_a_copy_is_recreated_while_its_relay_runs(mutation: Mutation, looks: bool) -> None:
@@ -147,6 +149,7 @@ def test_a_copy_is_recreated_while_its_relay_runs(mutation: Mutation, looks: boo
     assert found & RECREATED_UNSEEN.anomalies if mutation is not NONE else not found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [500560, 720671, 720823])
 def test_seeds_that_showed_a_fault(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy is recreated while its relay runs; two homes fill a copy, and a later snapshot counts as many seqnos."""
@@ -154,6 +157,7 @@ def test_seeds_that_showed_a_fault(seed: int, monkeypatch: pytest.MonkeyPatch) -
     assert hub.run(seed) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [12001017, 12001029])
 def test_seeds_that_showed_a_wrong_answer(seed: int) -> None:
     """A home that has lost all of DATA names a site that can be promoted. A promotion names a former home whose

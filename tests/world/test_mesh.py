@@ -32,6 +32,7 @@ def check(seeds: range) -> None:
             pytest.fail(f"python -m tests.simulator --sites --seed {seed}\n{anomalies}\n{story}")
 
 
+@pytest.mark.slow
 def test_every_site_has_every_message() -> None:
     """Whatever crashes, repeats, comes late, or is linked otherwise."""
     check(range(FAST_SEEDS))
@@ -99,6 +100,7 @@ def test_a_member_that_joins_is_heard_at_the_other_sites() -> None:
         assert world.end_well() == []
 
 
+@pytest.mark.slow
 def test_two_messages_may_take_two_ways() -> None:
     """A house: the ring a p y w q, and z above y and w. m1 comes to y by w, m2 to w by y, and z lost m1 or m2."""
     with mesh("apqywz", "ap", "aq", "py", "qw", "yw", "yz", "wz") as world:

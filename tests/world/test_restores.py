@@ -16,6 +16,7 @@ def check(seeds: range) -> None:
         assert restores.run(seed) == [], f"python -m tests.simulator --restores --seed {seed}"
 
 
+@pytest.mark.slow
 def test_a_restored_group_goes_on() -> None:
     check(range(FAST_SEEDS))
 

@@ -71,6 +71,7 @@ def test_an_outbox(connection: Connection, group: str, tmp_path: Path) -> None:
         assert a.broadcast(b"next").result(WAIT) == 5
 
 
+@pytest.mark.slow
 @ALSO_ON_A_BROKER
 def test_casts_and_letters(connection: Connection, flushing: str) -> None:
     with contextlib.ExitStack() as closing:
@@ -88,6 +89,7 @@ def test_casts_and_letters(connection: Connection, flushing: str) -> None:
         assert (letter.payload, [header for header in letter.headers if header in GIVEN]) == (b"letter", GIVEN)
 
 
+@pytest.mark.slow
 @ALSO_ON_A_BROKER
 @pytest.mark.parametrize("size", [10, 3 * CHUNK_BYTES])
 def test_a_state_transfer(connection: Connection, group: str, size: int) -> None:

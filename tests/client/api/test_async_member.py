@@ -58,6 +58,7 @@ def test_broadcast_and_deliver(group: MemoryGroup) -> None:
     assert payloads == [b"%d" % number for number in range(100)]
 
 
+@pytest.mark.slow
 def test_a_cancelled_wait_loses_nothing(group: MemoryGroup) -> None:
     """Deliveries that arrive after the cancellation go to the next wait."""
 

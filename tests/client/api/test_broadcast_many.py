@@ -44,6 +44,7 @@ def delivered(connection: Connection, group: str) -> list[bytes]:
         return [delivery.payload for delivery in reader.deliveries(1, timeout=0.5)]
 
 
+@pytest.mark.slow
 @ALSO_ON_A_BROKER
 def test_one_receipt_for_all(connection: Connection, group: str, sequencer: SequencerThread) -> None:
     """While a thread sends single messages, the messages of one call have consecutive local seqnos, in their order."""
@@ -75,6 +76,7 @@ def test_one_receipt_for_all(connection: Connection, group: str, sequencer: Sequ
 
 
 class TestRoom:
+    @pytest.mark.slow
     def test_all_or_none_enter_the_table(self, connection: Connection, group: str) -> None:
         with Member(group, "nyc/a", connection=connection, max_pending_records=5) as a:
             a.broadcast_many(payloads(3))
@@ -103,6 +105,7 @@ class TestRoom:
 
 
 class TestOutbox:
+    @pytest.mark.slow
     def test_a_kill_before_they_are_ordered(self, connection: Connection, group: str, tmp_path: Path) -> None:
         outbox = tmp_path / "a.outbox"
         a = Member(group, "nyc/a", connection=connection, outbox=outbox)
@@ -131,6 +134,7 @@ class TestOutbox:
 
 
 class TestFlush:
+    @pytest.mark.slow
     def test_none_is_taken_in_a_flush(self, connection: Connection, group: str, sequencer: SequencerThread) -> None:
         with Member(group, "nyc/a", connection=connection) as a, Member(group, "nyc/b", connection=connection) as b:
             a.connect()
@@ -143,6 +147,7 @@ class TestFlush:
             b.broadcast_many(payloads(3)).result(WAIT)
             assert [delivery.payload for delivery in a.deliveries(1, timeout=0.3)] == payloads(3)
 
+    @pytest.mark.slow
     def test_those_taken_before_it_are_inside_their_view(self, connection: Connection, group: str) -> None:
         change_settings(connection, group, "nyc", flush=True)
         sent = payloads(200)

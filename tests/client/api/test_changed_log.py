@@ -79,6 +79,7 @@ def write(role: Role, sender: Member, count: int) -> None:
 ROLES_READ: tuple[Role, ...] = ("data", "cast", "inbox")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", CHANGES, ids=lambda how: how.__name__)
 @pytest.mark.parametrize("role", ROLES_READ)
 def test_who_reads_a_topic_that_has_changed_is_told(role: Role, how: Change, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,6 +177,7 @@ def test_what_was_read_stands_there_or_it_is_told(seed: int, monkeypatch: pytest
             waits.result(20)
 
 
+@pytest.mark.slow
 def test_a_broker_that_was_away_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The log is the same: the reader reads its last record once more, and goes on."""
     monkeypatch.setattr(same_log_consumer, "LOOK_S", 0.2)

@@ -131,6 +131,7 @@ class TestBadInput:
 
 
 class TestConnecting:
+    @pytest.mark.slow
     def test_a_broker_that_refuses(self) -> None:
         started = time.monotonic()
         with pytest.raises(BrokerUnreachable, match=r"127\.0\.0\.1:1 "):
@@ -150,6 +151,7 @@ class TestConnecting:
         with pytest.raises(TopicMissing, match="abcast topics create --group nobody --site nyc"):
             Member("nobody", "nyc/alice", connection=connection)
 
+    @pytest.mark.slow
     def test_importing_loads_no_spark(self) -> None:
         """No other large module either: a member starts quickly."""
         script = (

@@ -86,6 +86,7 @@ def anomalies(connection: Connection, group: str) -> list[str]:
     return [f"{anomaly.name}: {anomaly.detail}" for anomaly in checker.finish()]
 
 
+@pytest.mark.slow
 def test_views_of_those_who_come_and_go(connection: Connection, group: str) -> None:
     with Member(group, "nyc/a", connection=connection) as a:
         assert a.connect().members == ("nyc/a",)
@@ -99,6 +100,7 @@ def test_views_of_those_who_come_and_go(connection: Connection, group: str) -> N
     assert anomalies(connection, group) == []
 
 
+@pytest.mark.slow
 @ALSO_ON_A_BROKER
 def test_with_flush_every_view_is_inside_one(connection: Connection, group: str) -> None:
     change_settings(connection, group, "nyc", flush=True)
@@ -125,6 +127,7 @@ def test_with_flush_every_view_is_inside_one(connection: Connection, group: str)
     assert anomalies(connection, group) == []
 
 
+@pytest.mark.slow
 @ALSO_ON_A_BROKER
 def test_a_quiet_point(connection: Connection, group: str) -> None:
     with Member(group, "nyc/a", connection=connection) as a, Member(group, "nyc/b", connection=connection) as b:
@@ -148,6 +151,7 @@ def test_a_quiet_point(connection: Connection, group: str) -> None:
         assert seen(b) == "VBU.."
 
 
+@pytest.mark.slow
 def test_a_member_that_was_suspended_joins_again(connection: Connection, group: str) -> None:
     """The wrongly suspected member learns of it from the view, and comes back as a new member."""
     change_settings(connection, group, "nyc", suspect_after_ms=1_500)
@@ -439,6 +443,7 @@ def test_a_restart_within_the_view(connection: Connection, group: str, tmp_path:
     assert anomalies(connection, group) == []
 
 
+@pytest.mark.slow
 def test_every_block_has_its_unblock(connection: Connection, group: str) -> None:
     """Also at a member that is suspected during another's flush, and at one that closes in a flush."""
     change_settings(connection, group, "nyc", suspect_after_ms=1_500)
@@ -468,6 +473,7 @@ def test_every_block_has_its_unblock(connection: Connection, group: str) -> None
             assert calls == ["block", "unblock"] * 2
 
 
+@pytest.mark.slow
 def test_a_flush_that_is_given_up_blocks_nobody(connection: Connection, group: str, sequencer: SequencerThread) -> None:
     """Its START_FLUSH is ordered after the requester has given up; and one of two at a time is refused."""
     with Member(group, "nyc/a", connection=connection, resend_after_s=0.5) as a:
@@ -490,6 +496,7 @@ def test_a_flush_that_is_given_up_blocks_nobody(connection: Connection, group: s
             b.broadcast(b"y").result(WAIT)
 
 
+@pytest.mark.slow
 def test_a_quiet_point_that_took_too_long_says_so(connection: Connection, group: str) -> None:
     change_settings(connection, group, "nyc", flush_timeout_ms=1_000)
     with Member(group, "nyc/a", connection=connection) as a, Member(group, "nyc/b", connection=connection) as b:
@@ -521,6 +528,7 @@ def test_callbacks_may_not_flush(connection: Connection, group: str) -> None:
         eventually(lambda: len(refused) == 2)
 
 
+@pytest.mark.slow
 def test_a_blocked_broadcast_waits_no_longer_than_it_may(connection: Connection, group: str) -> None:
     """Letters are not blocked: they have no place in the order."""
     with Member(group, "nyc/a", connection=connection) as a, Member(group, "nyc/b", connection=connection) as b:
@@ -535,6 +543,7 @@ def test_a_blocked_broadcast_waits_no_longer_than_it_may(connection: Connection,
             assert [letter.payload for letter in b.inbox(timeout=0.5)] == [b"answer"]
 
 
+@pytest.mark.slow
 def test_connect_again_changes_nothing(connection: Connection, group: str) -> None:
     calls: list[str] = []
     with Member(group, "nyc/a", connection=connection, block=lambda: calls.append("block")) as a:
@@ -547,6 +556,7 @@ def test_connect_again_changes_nothing(connection: Connection, group: str) -> No
             assert calls == ["block"]
 
 
+@pytest.mark.slow
 def test_a_join_in_vain_may_be_tried_again_and_is_taken_back(
     connection: Connection, group: str, sequencer: SequencerThread
 ) -> None:
@@ -564,6 +574,7 @@ def test_a_join_in_vain_may_be_tried_again_and_is_taken_back(
             assert c.connect().members == ("nyc/a", "nyc/c")
 
 
+@pytest.mark.slow
 def test_who_waits_for_its_messages_hears_of_the_close(
     connection: Connection, group: str, sequencer: SequencerThread
 ) -> None:
@@ -741,6 +752,7 @@ def test_transactions_in_hand_are_ended_before_a_state_transfer(
     assert anomalies(connection, group) == []
 
 
+@pytest.mark.slow
 def test_an_event_stream_begins_at_the_first_view(connection: Connection, group: str) -> None:
     with Member(group, "nyc/a", connection=connection) as a:
         a.broadcast(b"before").result(WAIT)

@@ -96,6 +96,7 @@ def test_it_cannot_be_cancelled() -> None:
         assert asyncio.run(give_up(alice)) == 1
 
 
+@pytest.mark.slow
 def test_an_error_comes_to_all_who_wait() -> None:
     connection = MemoryConnection()
     connection.create("g", "nyc")

@@ -105,6 +105,7 @@ def test_requests_that_are_refused(kafka: MemoryConnection, count: int) -> None:
         assert [int(letter.payload) for letter in bob.inbox(timeout=0.1)] == [0, *ALL]
 
 
+@pytest.mark.slow
 def test_all_at_once(kafka: MemoryConnection) -> None:
     """Several senders, refusals in between, each new producer's first batches out of order."""
     kafka.topics.passes_first_batches = True

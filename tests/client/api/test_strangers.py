@@ -188,6 +188,7 @@ def test_what_is_ordered_after_all_as_the_group_is_opened_again_is_not_sent_in_t
     assert payloads == [b"ordered", b"x", b"y", b"z", b"last"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_outbox", [False, True])
 def test_what_is_ordered_after_all_while_one_life_has_ended_and_the_next_has_not_begun_is_known_to_that(
     kafka: MemoryConnection, sequencer: SequencerThread, tmp_path: Path, with_outbox: bool

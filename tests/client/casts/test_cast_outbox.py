@@ -50,6 +50,7 @@ def payloads(member: Member, count: int) -> list[bytes]:
     return seen
 
 
+@pytest.mark.slow
 def test_in_no_view(connection: Connection, group: str, outbox: Path) -> None:
     """Some casts were written, and the process was killed before it knew; some were not."""
     with with_casts(connection, group, "b") as b:
@@ -152,6 +153,7 @@ def test_a_member_that_was_put_out_casts_again(
         assert payloads(b, 3) == [b"written", b"lost 0", b"lost 1"]
 
 
+@pytest.mark.slow
 def test_a_full_disk(connection: Connection, group: str, outbox: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cast that can't be numbered in the file waits until it can be."""
     monkeypatch.setattr("connectors.client.tail.go_back_n.FAILED_RESEND_S", 0.05)
@@ -174,6 +176,7 @@ def test_a_full_disk(connection: Connection, group: str, outbox: Path, monkeypat
         assert payloads(b, 3) == [b"0", b"1", b"2"]
 
 
+@pytest.mark.slow
 def test_a_kill_with_a_full_disk(
     connection: Connection, group: str, outbox: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,6 +41,7 @@ def sequencer(connection: Connection, group: str, monkeypatch: pytest.MonkeyPatc
         yield running
 
 
+@pytest.mark.slow
 def test_a_joiner_has_everything_once(connection: Connection, flushing: str) -> None:
     """Two members send in all orders all the time; one after another joins with a state."""
     with contextlib.ExitStack() as closing:
@@ -114,6 +115,7 @@ def test_a_supplier_that_dies_while_it_serves(connection: Connection, flushing: 
             assert set(of(talker.sent, sender, order)) >= set(of(b.taken, sender, order)[:-1])
 
 
+@pytest.mark.slow
 def test_a_joiner_in_another_kafka(connection: Connection, flushing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The supplier's offsets mean nothing there: all casts are read, and those in the cut are discarded."""
     clusters = itertools.count()
@@ -138,6 +140,7 @@ def test_a_member_without_casts_has_no_state_for_one_with(connection: Connection
     deliveries.join(WAIT)
 
 
+@pytest.mark.slow
 def test_one_without_casts_may_have_the_state_of_one_with(connection: Connection, flushing: str) -> None:
     with Replica(connection, flushing, "a", state=False) as a:
         a.member.broadcast(b"1").result(WAIT)

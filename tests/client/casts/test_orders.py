@@ -51,6 +51,7 @@ def test_fifo_in_an_open_group(connection: Connection, group: str) -> None:
         assert [(each.seqno, each.payload) for each in seen if each.order == "total"] == [(seqno, b"total")]
 
 
+@pytest.mark.slow
 def test_with_a_timeout_of_0_casts_that_are_there_come_first(connection: Connection, group: str) -> None:
     """Casts are in other topics than DATA. The end of DATA says nothing about the ends of these topics."""
     with contextlib.ExitStack() as closing:
@@ -137,6 +138,7 @@ def test_other_refusals(connection: Connection, group: str) -> None:
             a.broadcast(b"m", order="random")  # type: ignore[call-overload]
 
 
+@pytest.mark.slow
 def test_causal_order_across_members(connection: Connection, flushing: str) -> None:
     """Deposit and cheque: b sends when it has delivered what a sent; c delivers them in that order. All orders mix."""
     with contextlib.ExitStack() as closing:
@@ -156,6 +158,7 @@ def test_causal_order_across_members(connection: Connection, flushing: str) -> N
         assert texts(streams["c"], 3) == ["total statement", "causal complaint", "fifo letter"]
 
 
+@pytest.mark.slow
 @ALSO_ON_A_BROKER
 def test_a_chain_through_all_orders(connection: Connection, flushing: str) -> None:
     """Two members answer each other, in an order after another: every member has the chain as it was."""
@@ -234,6 +237,7 @@ def test_synchronous(connection: Connection, flushing: str) -> None:
         assert seqno > 1
 
 
+@pytest.mark.slow
 def test_a_hub_that_is_late_ends_no_run(connection: Connection, group: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow hub ends no run before DATA's messages are delivered; one that never answers does not keep the run."""
     really, calls, late = CastHub.delivery_status, itertools.count(), 5

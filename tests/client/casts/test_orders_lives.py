@@ -119,6 +119,7 @@ def test_a_life_that_goes_on_in_a_view_casts_from_the_next_view_on(
                 assert [next(seen).payload for _ in range(4)] == [b"old"] * 3 + [b"new"]
 
 
+@pytest.mark.slow
 def test_a_life_that_goes_on_in_no_view_has_casts_of_its_own(
     connection: Connection, group: str, tmp_path: Path
 ) -> None:
@@ -184,6 +185,7 @@ def test_retention_has_dropped_casts_behind_the_beginning(
         assert [each.payload for each in read] == [b"1", b"2", b"3", b"given", b"4"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_answered", [False, True])
 def test_retention_has_dropped_the_beginning_of_a_flush(
     connection: Connection, flushing: str, sequencer: SequencerThread, has_answered: bool
@@ -222,6 +224,7 @@ def test_retention_has_dropped_the_beginning_of_a_flush(
         assert set(payloads(new, 2)) == {b"a's", b"new"}
 
 
+@pytest.mark.slow
 def test_a_flush_that_does_not_end_and_whose_beginning_is_gone(
     connection: Connection, flushing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,6 +273,7 @@ def test_a_position_that_data_does_not_reach(connection: Connection, group: str,
     assert (os.getpid(), connection) not in sharing._open
 
 
+@pytest.mark.slow
 def test_a_causal_cast_waits_for_the_view_that_was_asked_for(
     connection: Connection, flushing: str, sequencer: SequencerThread
 ) -> None:
@@ -283,6 +287,7 @@ def test_a_causal_cast_waits_for_the_view_that_was_asked_for(
         assert a.broadcast(b"2", order="causal", timeout=WAIT).result(WAIT) == 1
 
 
+@pytest.mark.slow
 def test_an_application_that_never_ceases_to_send_holds_up_no_flush(
     connection: Connection, flushing: str, sequencer: SequencerThread
 ) -> None:

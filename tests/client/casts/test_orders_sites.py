@@ -64,6 +64,7 @@ def joined(closing: contextlib.ExitStack, nyc: MemoryConnection, sfo: MemoryConn
     return alice, bob
 
 
+@pytest.mark.slow
 def test_a_chain_through_all_orders(nyc: MemoryConnection, sfo: MemoryConnection) -> None:
     """Members at two sites answer each other, in an order after another; the relays are cut off all the time."""
     with contextlib.ExitStack() as closing:
@@ -120,6 +121,7 @@ def test_casts_of_no_view(nyc: MemoryConnection, sfo: MemoryConnection) -> None:
         assert texts(stream, 1) == ["fifo last"], "nothing comes twice"
 
 
+@pytest.mark.slow
 def test_a_view_separates_casts_of_both_sites(nyc: MemoryConnection, sfo: MemoryConnection, tmp_path: Path) -> None:
     """A third member joins at the other site: both old members deliver all earlier casts before the view.
 
@@ -166,6 +168,7 @@ def test_a_view_separates_casts_of_both_sites(nyc: MemoryConnection, sfo: Memory
     assert found(logs[0], logs[1][:last] + logs[1][last + 1 :]) == [DIVERGENT]
 
 
+@pytest.mark.slow
 def test_check_finds_what_is_wrong_at_either_site(nyc: MemoryConnection, sfo: MemoryConnection, tmp_path: Path) -> None:
     """The check compares one site's delivery log with clocks and views of both; a cast that never came is lost."""
     connections = {"nyc": nyc, "sfo": sfo}

@@ -98,6 +98,7 @@ def rows_of(deliveries: list[Delivery]) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_the_rows_are_the_deliveries(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run begins and ends anywhere, in a pack, too. The application changes between batches and single items."""

@@ -89,6 +89,7 @@ def test_lists_and_items_in_turns(kafka: MemoryConnection, kind: str, seed: int)
         assert len(one_by_one) >= MESSAGES + 4 * (kind == "events")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_in_all_orders(kafka: MemoryConnection, seed: int) -> None:
     with contextlib.ExitStack() as closing:
@@ -113,6 +114,7 @@ def test_a_list_has_all_that_is_there(kafka: MemoryConnection) -> None:
         assert [delivery.payload for delivery in next(lists)] == [b"%d" % number for number in range(5)]
 
 
+@pytest.mark.slow
 def test_a_list_waits_until_it_is_full_or_its_time_is_over(kafka: MemoryConnection) -> None:
     with SequencerThread(kafka, "g", "nyc"), Member("g", "nyc/bob", connection=kafka) as bob:
         stream = bob.deliveries(from_seqno=10)
@@ -130,6 +132,7 @@ def test_a_list_waits_until_it_is_full_or_its_time_is_over(kafka: MemoryConnecti
         assert list(ends) == []
 
 
+@pytest.mark.slow
 def test_an_error_comes_behind_what_was_read(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(same_log_consumer, "LOOK_S", 0.2)
     for kind, topic in (("deliveries", "data"), ("inbox", "inbox")):
@@ -194,6 +197,7 @@ def test_asyncio(kafka: MemoryConnection) -> None:
     asyncio.run(asyncio.wait_for(work(), WAIT))
 
 
+@pytest.mark.slow
 def test_what_was_only_gathered_is_not_taken(kafka: MemoryConnection) -> None:
     """`taken` after the end of a stream counts the list that the application has, and no later message."""
     with SequencerThread(kafka, "g", "nyc"), with_casts(kafka, "g", "a") as a, with_casts(kafka, "g", "b") as b:

@@ -161,6 +161,7 @@ def _without_times(item: Any) -> Any:
     return item._replace(forwarded_at_ms=0, sequenced_at_ms=0) if isinstance(item, Delivery) else item
 
 
+@pytest.mark.slow
 def test_all_orders_go_on_in_a_pack(kafka: MemoryConnection) -> None:
     """A run of all orders that stops in a pack is followed by one that begins there."""
     pack_log(kafka, "g", "nyc", 3)

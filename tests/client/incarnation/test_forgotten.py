@@ -55,6 +55,7 @@ def forget(connection: Connection, group: str, address: str = ALICE) -> Forgotte
     return forget_senders(connection, group, "nyc", [row], timeout_s=WAIT)
 
 
+@pytest.mark.slow
 @ALSO_ON_A_BROKER
 @pytest.mark.parametrize("casts", [False, True])
 def test_one_that_lives_goes_on_in_a_new_life(connection: Connection, group: str, casts: bool) -> None:
@@ -222,6 +223,7 @@ def messages(connection: Connection, group: str) -> list[bytes]:
         return [s.data.payload for s in log.records(log.beginning(), log.end()) if s.data.kind == MESSAGE]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_messages", [True, False])
 def test_one_that_wakes_when_nothing_tells_of_it(has_messages: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A member whose messages may be ordered sends none of them again. Without such messages it takes a new

@@ -56,6 +56,7 @@ def ordered(kafka: MemoryConnection) -> list[Data]:
     return [message for record in log if record.seqno for message in unpacked(record)]
 
 
+@pytest.mark.slow
 def test_messages_of_one_call_go_in_packs(kafka: MemoryConnection) -> None:
     """Up to both limits, empty ones too. Each has its receipt, its place and its headers."""
     count = 2 * MAX_PACK_MESSAGES + 1
@@ -240,6 +241,7 @@ class TestGathering:
             again.wait_ordered(WAIT)
         assert [each.payload for each in ordered(kafka)][BUSY_RECORDS:] == [b"gathered"]
 
+    @pytest.mark.slow
     def test_they_leave_with_the_table_after_a_failure(self, kafka: MemoryConnection, a: Member) -> None:
         """The record that they wait for is never acknowledged."""
         receipts = [a.broadcast(b"x") for _ in range(3)]
@@ -248,6 +250,7 @@ class TestGathering:
         with SequencerThread(kafka, "g"):
             assert [receipt.result(WAIT) for receipt in receipts] == [BUSY_RECORDS + n for n in (1, 2, 3)]
 
+    @pytest.mark.slow
     def test_none_gathers_before_the_group_takes_packs(self) -> None:
         kafka = MemoryConnection()
         kafka.create("g", "nyc")

@@ -45,6 +45,7 @@ def interrupted(at: int) -> Iterator[None]:
         sys.settrace(None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
 def test_a_broadcast_is_interrupted_anywhere(tmp_path: Path, busy: bool) -> None:
     """Each receipt has the seqno of its own message, with its own headers; none waits for a resend."""

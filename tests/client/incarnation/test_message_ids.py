@@ -237,6 +237,7 @@ class TestClones:
             with Member("g", "nyc/alice", connection=kafka) as alice, pytest.raises(UsageError, match="another name"):
                 alice.broadcast(b"2").result(WAIT)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("with_outbox", [False, True])
     def test_what_is_left_of_a_wrong_clock(
         self, kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, with_outbox: bool

@@ -99,6 +99,7 @@ def bench(calls: list[str]) -> Iterator[Bench]:
             member.close()
 
 
+@pytest.mark.slow
 def test_who_closes_in_join_hears_of_it(bench: Bench) -> None:
     """Its JOIN is ordered, and the view waits for bob."""
     bench.settle(flush=True)
@@ -122,6 +123,7 @@ def test_who_closes_in_join_hears_of_it(bench: Bench) -> None:
     assert time.monotonic() - started < WAIT / 2
 
 
+@pytest.mark.slow
 def test_who_is_excluded_while_it_leaves_waits_for_nothing(bench: Bench) -> None:
     bench.settle(suspect_after_ms=SUSPECT_AFTER_MS)
     bench.alice.connect()
@@ -137,6 +139,7 @@ def test_who_is_excluded_while_it_leaves_waits_for_nothing(bench: Bench) -> None
     assert bench.forwarder is before  # who wants to leave does not join again
 
 
+@pytest.mark.slow
 def test_who_is_excluded_before_its_flush_hears_of_it(bench: Bench) -> None:
     bench.settle(suspect_after_ms=SUSPECT_AFTER_MS)
     bench.alice.connect()
@@ -148,6 +151,7 @@ def test_who_is_excluded_before_its_flush_hears_of_it(bench: Bench) -> None:
         session.start_flush(30)
 
 
+@pytest.mark.slow
 def test_who_is_excluded_in_its_flush_hears_of_it(bench: Bench) -> None:
     bench.settle(suspect_after_ms=SUSPECT_AFTER_MS)
     bench.alice.connect()
@@ -159,6 +163,7 @@ def test_who_is_excluded_in_its_flush_hears_of_it(bench: Bench) -> None:
         bench.session.start_flush(30)
 
 
+@pytest.mark.slow
 def test_who_is_excluded_while_it_closes_hears_of_no_loss(bench: Bench) -> None:
     """A member without pending messages is excluded while it closes: no error, and no next incarnation."""
     bench.settle(suspect_after_ms=SUSPECT_AFTER_MS)
@@ -178,6 +183,7 @@ def test_who_is_excluded_while_it_closes_hears_of_no_loss(bench: Bench) -> None:
     bench.alice.close()
 
 
+@pytest.mark.slow
 def test_an_end_that_is_not_confirmed(bench: Bench) -> None:
     bench.settle()
     bench.alice.connect()
@@ -188,6 +194,7 @@ def test_an_end_that_is_not_confirmed(bench: Bench) -> None:
         session.stop_flush(0.2)
 
 
+@pytest.mark.slow
 def test_a_flush_that_is_not_quiet_in_time_is_stopped(bench: Bench, calls: list[str]) -> None:
     bench.settle()
     bench.alice.connect()
@@ -198,6 +205,7 @@ def test_a_flush_that_is_not_quiet_in_time_is_stopped(bench: Bench, calls: list[
     eventually(lambda: calls == ["block", "unblock"])
 
 
+@pytest.mark.slow
 def test_one_flush_at_a_time_waits_to_be_ordered(bench: Bench) -> None:
     bench.settle()
     bench.alice.connect()
@@ -222,6 +230,7 @@ def test_a_refused_flush_says_why(bench: Bench) -> None:
         pass
 
 
+@pytest.mark.slow
 def test_a_flush_that_takes_too_long_says_so(bench: Bench) -> None:
     bench.settle(flush_timeout_ms=300)
     bench.alice.connect()

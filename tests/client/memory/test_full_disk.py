@@ -73,6 +73,7 @@ def test_a_flush_is_asked_for_again(group: MemoryGroup, disk: Disk, tmp_path: Pa
     assert member.broadcast(b"x").result(10)
 
 
+@pytest.mark.slow
 def test_a_close_leaves_nothing_behind(group: MemoryGroup, disk: Disk, tmp_path: Path) -> None:
     """Ordered messages that could not be deleted stay in the file; the next start knows that they are ordered."""
     before = set(threading.enumerate())
@@ -89,6 +90,7 @@ def test_a_close_leaves_nothing_behind(group: MemoryGroup, disk: Disk, tmp_path:
     assert payloads == [b"x", b"y"]
 
 
+@pytest.mark.slow
 def test_a_member_that_has_failed_falls_silent(
     group: MemoryGroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -73,6 +73,7 @@ def test_is_one_members_own(tmp_path: Path) -> None:
     Outbox(tmp_path / "o", "g", "nyc/a").close()  # a refusal leaves no lock behind
 
 
+@pytest.mark.slow
 def test_a_second_opening_is_refused(tmp_path: Path) -> None:
     outbox = Outbox(tmp_path / "o", "g", "nyc/a")
     with pytest.raises(UsageError, match="in use by another process"):

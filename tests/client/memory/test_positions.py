@@ -113,6 +113,7 @@ class TestWhatIsInHand:
             assert [delivery.seqno for delivery in member.deliveries(timeout=0.05)] == [3, 4, 5]
             assert payloads(member.inbox(timeout=0.05)) == [3, 4, 5]
 
+    @pytest.mark.slow
     def test_a_member_of_the_group(self, kafka: MemoryConnection) -> None:
         """Its runs begin with its view, and go on where the one before has taken."""
         with SequencerThread(kafka, "g", "nyc"), bob(kafka) as member:
@@ -132,6 +133,7 @@ class TestWhatIsInHand:
 
 
 class TestBeside:
+    @pytest.mark.slow
     def test_a_run_from_a_seqno_moves_nothing(self, kafka: MemoryConnection) -> None:
         """The position stays, whichever way the run went."""
         with bob(kafka) as member:
@@ -141,6 +143,7 @@ class TestBeside:
             assert len(list(member.deliveries(from_seqno=1, timeout=0.05))) == 5
         assert rest(kafka) == [3, 4, 5]
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(("before", "start"), [(0, 4), (5, 2)])
     def test_unless_it_is_told_to(self, kafka: MemoryConnection, before: int, start: int) -> None:
         if before:
@@ -156,6 +159,7 @@ class TestBeside:
 
 
 class TestForgotten:
+    @pytest.mark.slow
     def test_a_name_that_kafka_has_forgotten_is_told_so(self, kafka: MemoryConnection) -> None:
         """The name continues at the seqno that it gives, from then on for good."""
         with bob(kafka) as member:
@@ -208,6 +212,7 @@ class TestForgotten:
         kafka.topics.forget_commits()
         assert rest(kafka) == [1, 2, 3, 4, 5]
 
+    @pytest.mark.slow
     def test_a_member_goes_on_with_its_view(self, kafka: MemoryConnection) -> None:
         assert len(rest(kafka)) == 5
         kafka.topics.forget_commits()
@@ -269,6 +274,7 @@ class TestForgotten:
         with pytest.raises(PositionLost):
             rest(kafka)
 
+    @pytest.mark.slow
     def test_a_group_without_the_topic(self, kafka: MemoryConnection, caplog: pytest.LogCaptureFixture) -> None:
         """A group of an earlier version works as before, with a warning, until the topic is there."""
         notes = TopicPartition("abcast.g.memory.nyc", 0)
@@ -294,6 +300,7 @@ class TestOffsetsSetByHand:
         group = "abcast.member.g.nyc.bob"
         kafka.topics.committed[group, self.DATA] = OffsetAndMetadata(offset, "", -1)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(("offset", "expected"), [(0, [1, 2, 3, 4, 5]), (4, [3, 4, 5]), (7, []), (99, [])])
     def test_stand_for_the_seqno_that_comes_there(
         self, kafka: MemoryConnection, offset: int, expected: list[int]
@@ -310,6 +317,7 @@ class TestOffsetsSetByHand:
         with pytest.raises(PositionLost, match="was set to the offset 3"):
             rest(kafka)
 
+    @pytest.mark.slow
     def test_behind_leftovers(self, kafka: MemoryConnection) -> None:
         """Leftovers of a fenced sequencer behind the seal take an offset and no seqno."""
         stale = Data("message", 1, 6, 0, "nyc/x", 1, 1, b"stale", Source("abcast.g.forward.nyc", 0, 99))

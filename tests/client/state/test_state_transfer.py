@@ -204,6 +204,7 @@ def test_a_letter_that_is_nonsense(connection: Connection, group: str, headers: 
             assert a.dumped == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["nyc/eve", "nyc/b"], ids=["stranger", "an earlier life"])
 def test_a_state_is_for_members_only(connection: Connection, group: str, name: str) -> None:
     """A stranger's request for the state is ignored, although anybody may write into an inbox topic."""
@@ -300,6 +301,7 @@ def test_a_supplier_that_never_answers(connection: Connection, group: str) -> No
                 eventually(lambda: a.taken == b.taken == ["x", "y"])
 
 
+@pytest.mark.slow
 def test_a_supplier_that_dies_midway(connection: Connection, group: str) -> None:
     """The supplier leaves after three of many chunks: the joiner drops them and asks the next one."""
     with Replica(connection, group, "a", ballast=5 * CHUNK_BYTES) as a, Replica(connection, group, "b") as b:
@@ -459,6 +461,7 @@ def test_nobody_has_a_state(connection: Connection, group: str) -> None:
                 assert (states, c.dumped) == ([b"[]"], 1)
 
 
+@pytest.mark.slow
 def test_who_had_it_has_left(connection: Connection, group: str) -> None:
     """The supplier leaves while the joiner waits."""
     with Member(group, "nyc/b", connection=connection, set_state=lambda _: None) as b:
@@ -472,6 +475,7 @@ def test_who_had_it_has_left(connection: Connection, group: str) -> None:
         assert [delivery.payload for delivery in b.deliveries(timeout=0.3)] == [b"x"]
 
 
+@pytest.mark.slow
 def test_events_begin_with_the_joiners_view(
     connection: Connection, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -514,6 +518,7 @@ def test_a_new_group_begins_empty(connection: Connection, group: str) -> None:
         assert a.loaded == []
 
 
+@pytest.mark.slow
 @ALSO_ON_A_BROKER
 def test_a_total_restart(connection: Connection, group: str) -> None:
     """No member has the state: an error, unless the history may make it. Then there is a supplier again."""
@@ -532,6 +537,7 @@ def test_a_total_restart(connection: Connection, group: str) -> None:
             eventually(lambda: a.taken == b.taken == ["x", "y", "z"])
 
 
+@pytest.mark.slow
 def test_first_messages_may_be_a_strangers(connection: Connection, group: str) -> None:
     with Member(group, "nyc/old", connection=connection) as old:
         old.broadcast(b"before").result(WAIT)
@@ -561,6 +567,7 @@ def test_retention_has_dropped_the_history() -> None:
                 next(a.deliveries())
 
 
+@pytest.mark.slow
 def test_a_replica_that_keeps_its_own_state(connection: Connection, group: str) -> None:
     """The replica stores the seqno with the effect, goes on from there, and may supply the state."""
     with Replica(connection, group, "a", state=False) as a:

@@ -61,6 +61,7 @@ def waits_for_room(_: MemoryProducer, full: set[int], let_go: threading.Event) -
     return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slow", [queued, waits_for_room])
 def test_heartbeats_wait_behind_no_message(
     kafka: MemoryConnection,
@@ -93,6 +94,7 @@ def test_heartbeats_wait_behind_no_message(
                 member.close(timeout=0.1)
 
 
+@pytest.mark.slow
 def test_of_each_member_one_is_on_its_way(kafka: MemoryConnection) -> None:
     """After an outage of an hour one heartbeat of each member comes."""
     with Member("g", "nyc/a", connection=kafka) as a:
@@ -117,6 +119,7 @@ class Alive:
         return None if self.is_over else Heartbeat(FORWARD.topic, b"nyc/a", [("abcast", b"heartbeat")])
 
 
+@pytest.mark.slow
 def test_a_producer_that_takes_nothing_is_changed(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
     """The producer is replaced, at most now and then; the last one is given back."""
     broken, opened, send = set[int](), list[MemoryProducer](), MemoryProducer.send

@@ -174,6 +174,7 @@ def polled(reader: LogReader) -> list[tuple[int, bytes | None]]:
     return [(record.seqno, record.value) for _ in range(5) for record in reader.poll(0.0)]
 
 
+@pytest.mark.slow
 def test_records_without_a_seqno_that_were_dropped_end_no_reader() -> None:
     """A reader is told that history is gone only if its next seqno is, and reads exactly the effective records."""
     went_on = told = 0

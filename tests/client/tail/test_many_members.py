@@ -28,6 +28,7 @@ MEMBERS = 200
 THREADS = 20
 
 
+@pytest.mark.slow
 def test_200_members(connection: Connection, group: str) -> None:
     """The members connect in 3 s, have their first receipts in 10 s, and share their threads."""
     with SequencerThread(connection, group), contextlib.ExitStack() as closing:
@@ -111,6 +112,7 @@ class Heard:
 class TestLogTailer:
     """In memory: a sender's subscription, and a reader, while others broadcast."""
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("delay", [0.0, 0.05])
     def test_a_listener_hears_what_its_state_does_not_count(
         self, kafka: MemoryConnection, delay: float, monkeypatch: pytest.MonkeyPatch

@@ -109,6 +109,7 @@ def test_who_delivers_and_loses_the_right_to_read_hears_which(
             next(stream)
 
 
+@pytest.mark.slow
 def test_who_falls_behind_while_no_broker_answers_waits_for_one(
     kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -198,6 +198,7 @@ class TestConfiguration:
         with pytest.raises(UsageError, match=r"other\.toml can't be read"):
             configured("site", "local")
 
+    @pytest.mark.slow
     def test_a_member_reads_it(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """The error has one traceback, and names the variable to set."""
         monkeypatch.chdir(tmp_path)

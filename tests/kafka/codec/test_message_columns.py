@@ -41,6 +41,7 @@ def _each(keys: Sequence[bytes | None], headers: Sequence[Headers]) -> list[tupl
     return [codec.message_numbers(key, of_record) for key, of_record in zip(keys, headers, strict=True)]
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(messages)
 def test_the_numbers_of_all_are_those_of_each(headers: list[Headers]) -> None:
@@ -90,6 +91,7 @@ class _Polls:
         return {DATA: self._pieces.pop(0)}
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(
     st.lists(st.tuples(st.integers(1, 3), st.integers(-2, 2)), min_size=MIN_RECORDS, max_size=50).map(

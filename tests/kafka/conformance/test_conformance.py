@@ -264,6 +264,7 @@ def test_a_deleted_topic_has_no_end(place: TopicPartition, cluster: Cluster, con
     eventually(lambda: not has_an_end(consumer, place), WAIT, "a deleted topic has no end")
 
 
+@pytest.mark.slow
 def test_a_deleted_topic_is_polled(place: TopicPartition, cluster: Cluster, producer: Producer) -> None:
     """Its reader gets nothing, or an error of Kafka."""
     fill(producer, place, 3)

@@ -19,6 +19,7 @@ from tests.waiting import WAIT, eventually
 # --- producers ---
 
 
+@pytest.mark.slow
 def test_records_of_an_abandoned_producer_arrive_later(
     topic: str, place: TopicPartition, cluster: Cluster, producer: Producer, consumer: Consumer
 ) -> None:

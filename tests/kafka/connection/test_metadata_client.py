@@ -123,6 +123,7 @@ def test_each_error_of_kafka_is_one_of_ours(
         CALLS[call](asked)
 
 
+@pytest.mark.slow
 def test_who_waits_while_another_connects_waits_once() -> None:
     """A listener that never answers costs one connect and one look for the reason, for all callers together.
     Closing the client does not wait for it.

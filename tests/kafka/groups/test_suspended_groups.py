@@ -34,6 +34,7 @@ def tries(suspended: SuspendedGroups, now: list[float], error: AbcastError, *, h
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("error", "has_claimed", "fewest", "most"),
     [
@@ -57,6 +58,7 @@ def test_claims_without_an_effect_become_rare(
     assert tries(suspended, now, error, has_claimed=has_claimed)[0] - began == WAITS_S[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [BrokerUnreachable("a broker restarts."), Fenced("another one takes over.")])
 def test_a_failure_that_cost_no_claim_is_tried_again_soon(now: list[float], error: AbcastError) -> None:
     """A group's right is given at last. The next try meets a broker that restarts, or another sequencer."""

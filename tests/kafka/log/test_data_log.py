@@ -378,6 +378,7 @@ def test_a_refusal_names_the_topic(monkeypatch: pytest.MonkeyPatch, role: Role, 
             _ = DataLog(kafka, "g", "a") if ask == "partitions_for_topic" else (log.end(), log.epochs.read())
 
 
+@pytest.mark.slow
 def test_a_reader_of_casts_begins_outside_of_each_flush() -> None:
     """Members join one by one. Records without a seqno let `after` go back from one flush into the one before."""
     kafka, wait_s = MemoryConnection(), 20.0

@@ -91,6 +91,7 @@ def test_a_member_that_is_behind_by_k_messages_reads_few_records(monkeypatch: py
     assert read[0] < 4 * entry_marks.NEAR + 1_000 * behind + 14 * entry_marks.LOOK
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(30))
 def test_whatever_stands_there_nothing_is_missed(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Replaced jobs write on, entries of format 1 lie among the others, and a torn end is written again."""

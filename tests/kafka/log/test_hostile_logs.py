@@ -123,6 +123,7 @@ def test_no_compressed_record_stops_a_reader(
         within(WAIT, lambda reader=reader: reader.read(connection, group))  # type: ignore[misc]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_positions_that_somebody_else_has_set(kafka: MemoryConnection, seed: int) -> None:
     """A member may set the positions of every name, and a reader of the sequencer's group its signs of life."""

@@ -58,6 +58,7 @@ def provider(server: _Server) -> TokenProvider:
     )
 
 
+@pytest.mark.slow
 def test_it_is_asked_for_once(server: _Server) -> None:
     tokens = provider(server)
     assert [tokens.token(), tokens.token()] == ["t1", "t1"]
@@ -66,6 +67,7 @@ def test_it_is_asked_for_once(server: _Server) -> None:
     assert form == b"grant_type=client_credentials&scope=kafka"
 
 
+@pytest.mark.slow
 def test_one_that_expires_is_asked_for_again(server: _Server) -> None:
     server.answer = b'{"access_token": "t2", "expires_in": 0}'
     tokens = provider(server)
@@ -73,6 +75,7 @@ def test_one_that_expires_is_asked_for_again(server: _Server) -> None:
     assert len(server.asked) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("status", "answer", "says"),
     [(401, b"", "refuses me: 401"), (200, b"<html>", "gave no token"), (200, b"[]", "gave no token")],

@@ -196,6 +196,7 @@ def test_a_retention_is_told_each_hour(broker: EmbeddedBroker, caplog: pytest.Lo
             eventually(lambda: consumer.end_offsets([place])[place] == 1, what="a tick")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_snapshots")
 def test_casts_go_on_behind_a_purge() -> None:
     """Readers of casts begin with a state of DATA. One that begins before the remaining records is told what to do."""

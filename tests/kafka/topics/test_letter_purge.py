@@ -68,6 +68,7 @@ def beginning(kafka: MemoryConnection) -> int:
     return kafka.topics.beginnings.get(INBOX, 0)
 
 
+@pytest.mark.slow
 def test_what_was_taken_goes_and_letters_go_on(kafka: MemoryConnection) -> None:
     """Repeats of deleted letters are dropped, and a gap behind them is noticed."""
     for number in range(1, 6):
@@ -87,6 +88,7 @@ def test_what_was_taken_goes_and_letters_go_on(kafka: MemoryConnection) -> None:
     assert take(kafka) == [b"eve 8"]
 
 
+@pytest.mark.slow
 def test_only_the_newest_note_is_left(kafka: MemoryConnection) -> None:
     for number in range(1, 4):
         write(kafka, number)
@@ -110,6 +112,7 @@ def test_a_letter_waits_for_its_receiver(kafka: MemoryConnection) -> None:
     assert purge(kafka) == 2
 
 
+@pytest.mark.slow
 def test_what_nobody_took_is_told(kafka: MemoryConnection) -> None:
     for number in range(1, 4):
         write(kafka, number)
@@ -122,6 +125,7 @@ def test_what_nobody_took_is_told(kafka: MemoryConnection) -> None:
     assert take(kafka) == [b"eve 4"], "it was told, and has said that it goes on"
 
 
+@pytest.mark.slow
 def test_what_is_gone_is_told_to_a_name_that_kafka_has_forgotten(kafka: MemoryConnection) -> None:
     """PositionLost is raised only while no unread letter was deleted."""
     for number in range(1, 4):
@@ -139,6 +143,7 @@ def test_what_is_gone_is_told_to_a_name_that_kafka_has_forgotten(kafka: MemoryCo
     assert take(kafka, from_beginning=True) == [b"eve 5"]
 
 
+@pytest.mark.slow
 def test_others_letters_are_no_loss(kafka: MemoryConnection) -> None:
     """A stranger's key, a state, and a receiver at another site stop nothing: they are no letters for bob."""
     write(kafka, 1)
@@ -166,6 +171,7 @@ def test_a_retention_is_no_purge(kafka: MemoryConnection) -> None:
     assert purge(kafka) == 0, "what it would note is not the whole"
 
 
+@pytest.mark.slow
 def test_a_receiver_that_is_overtaken(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
     """A purge deletes the log from which the receiver builds its table: it goes on with the note."""
     for number in range(1, 5):
@@ -185,6 +191,7 @@ def test_a_receiver_that_is_overtaken(kafka: MemoryConnection, monkeypatch: pyte
     assert purged == [0, 4]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_missed", [False, True])
 def test_a_run_from_the_beginning_is_overtaken(
     kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch, is_missed: bool
@@ -214,6 +221,7 @@ def test_a_run_from_the_beginning_is_overtaken(
     assert take(kafka, from_beginning=True) == ([b"eve 5"] if beginning(kafka) == 4 else [])
 
 
+@pytest.mark.slow
 def test_a_note_that_is_damaged(kafka: MemoryConnection, caplog: pytest.LogCaptureFixture) -> None:
     """The next letter is unknown: the receiver raises, and the purge deletes nothing more."""
     for number in range(1, 4):

@@ -90,6 +90,7 @@ def test_a_sender_is_forgotten_although_another_was_first(
     assert sequencer.state.membership.settings.flush
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("sequencer")
 def test_who_never_comes_first_is_told_in_a_sentence(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
     Other(monkeypatch, 1_000, 0, SETTINGS, FLUSH)

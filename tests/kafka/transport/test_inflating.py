@@ -108,6 +108,7 @@ def test_the_same_records(sizes: list[tuple[int, int]], codec: str, seed: int) -
     assert _read(_compressed(codec, plain)) == _read(plain)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", CODECS)
 def test_a_record_that_is_too_large_is_told_by_its_offset(codec: str) -> None:
     """The record is skipped without its memory. The records beside it are read."""
@@ -127,6 +128,7 @@ def test_a_record_that_is_too_large_is_told_by_its_offset(codec: str) -> None:
         assert peak < MAX_RECORD_BYTES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", CODECS)
 def test_a_poll_gives_no_more_than_fits(codec: str) -> None:
     """A thousand records of a megabyte each compress to a few kilobytes."""

@@ -88,6 +88,7 @@ class TestChoice:
         finally:
             _is_recent.cache_clear()
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("name", TRANSPORTS)
     def test_no_broker(self, name: str) -> None:
         nowhere = Connection("127.0.0.1:1", timeout=0.5, transport=name)

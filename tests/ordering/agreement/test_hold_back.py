@@ -93,6 +93,7 @@ class Counted(Key):
         return tuple.__hash__(self)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [100, 10_000])
 def test_what_is_done_to_a_run_takes_as_many_comparisons_as_the_logarithm_of_the_queue(size: int) -> None:
     """A look-up compares no keys."""

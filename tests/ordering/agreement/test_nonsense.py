@@ -77,6 +77,7 @@ class Babbler:
         return kind(*(self.value(hints[field], view) for field in kind._fields))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_fresh", [False, True], ids=["member", "fresh"])
 def test_whatever_is_said(is_fresh: bool) -> None:
     first = first_view(LIVES)

@@ -364,6 +364,7 @@ def test_a_sealed_job_is_not_heard() -> None:
     assert sfo.end_step() is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other_ms", [11_000, 60_000, 24 * 3_600_000])
 @pytest.mark.parametrize("is_longer", [False, True])
 def test_sites_that_suspect_after_different_times(other_ms: int, *, is_longer: bool) -> None:

@@ -478,6 +478,7 @@ def test_an_earlier_life_has_nothing_to_say() -> None:
 # States
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 def test_the_codec_round_trips(seed: int) -> None:
     """The states are from the middle of histories, some with ballots."""

@@ -117,6 +117,7 @@ def test_a_snapshot_fits_into_a_record() -> None:
     assert view.seqno > 0
 
 
+@pytest.mark.slow
 def test_a_join_is_refused_where_a_view_would_not_fit() -> None:
     rng = random.Random(2)
     members = tuple(MemberIncarnation(_name(rng), 1) for _ in range(5_431))

@@ -36,6 +36,7 @@ def test_nobody_else_lists_kinds() -> None:
     assert found == []
 
 
+@pytest.mark.slow
 def test_where_a_new_kind_is_written_down() -> None:
     """The parts that follow the table name no kind that changes the membership. CONTRIBUTING has the other places."""
     followers = "ordering/base", "ordering/sequencer", *(f"connectors/{room}" for room in FOLLOWERS)
@@ -55,6 +56,7 @@ def test_where_a_new_kind_is_written_down() -> None:
     assert len(paths) > 50
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["codec", "membership", "columns", "engine", "mesh", "checker", "spark"])
 def test_a_new_row(part: str) -> None:
     """A process whose table has three more kinds, with no other change."""

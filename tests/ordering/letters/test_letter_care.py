@@ -157,6 +157,7 @@ def test_nothing_is_lost_and_nothing_comes_twice() -> None:
     assert {wrong for seed in range(SEEDS) for wrong in World(seed).run()} == set()
 
 
+@pytest.mark.slow
 def test_something_is_deleted() -> None:
     """Otherwise nothing could go wrong."""
     worlds = [World(seed) for seed in range(100)]

@@ -130,6 +130,7 @@ def test_jumps_delay_no_suspicion_and_put_nobody_out(seed: int) -> None:
     assert brokers.state.membership.flush.phase is FlushPhase.RUNNING
 
 
+@pytest.mark.slow
 @seeds
 def test_jumps_delay_no_snapshot_and_bring_few(seed: int) -> None:
     """A snapshot comes each hour of true time, however few the messages, and whatever the clocks did before."""

@@ -107,6 +107,7 @@ def test_columns_of_malformed_rows_are_not_read() -> None:
     assert decided.state.duplicates == 1
 
 
+@pytest.mark.slow
 @given(st.integers(0, 2**32), st.lists(st.integers(0, 300), max_size=4))
 def test_what_links_bring(seed: int, at: list[int]) -> None:
     """Accepted and refused sessions, runs with every kind of DATA in them, and a relay's own records."""
@@ -133,6 +134,7 @@ def test_a_wild_beginning_of_a_session_is_none(seqno: object, where: str) -> Non
     assert step_by_columns(after, log[1:]).outputs == ()
 
 
+@pytest.mark.slow
 def test_the_logs_of_links_are_worth_their_name() -> None:
     """The first session is taken, a later one refused; messages of both origins are ordered, in their order."""
     ordered = {FAR: 0, LAX: 0}

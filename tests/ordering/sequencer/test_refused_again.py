@@ -43,6 +43,7 @@ def forward(rng: random.Random, count: int) -> list[Forward]:
     return records
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", [step, step_by_columns], ids=["rows", "columns"])
 @pytest.mark.parametrize("first", range(0, 300, 50))
 def test_what_was_considered_stays_as_it_was(first: int, by: sequencer.Step) -> None:
