@@ -48,7 +48,9 @@ class StoreUnreachable(AbcastError):
 
 
 class KafkaRefused(AbcastError):
-    """Kafka answered with a refusal: a wrong login, an untrusted certificate, or a right that the user lacks."""
+    """Kafka answered with a refusal: a wrong login, an untrusted certificate, a right that the user lacks, or a record
+    that is too large for its topic.
+    """
 
 
 class TopicMissing(AbcastError):

@@ -7,8 +7,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from kafka.errors import MessageSizeTooLargeError
+
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.transport import Producer, Sent
+from ordering.base.errors import KafkaRefused
 
 Record = tuple[bytes | None, bytes, list[tuple[str, bytes]]]
 """The key, the value and the headers of a record, as `connectors.kafka.codec.codec` encodes them."""
@@ -71,4 +74,9 @@ def append(
     key, value, headers = record
     with connection.reachable("WRITE", topic):
         sent = producer.send(topic, key=key, value=value, headers=headers, partition=partition)
-        return int(sent.get(timeout=timeout_s).offset)
+        try:
+            return int(sent.get(timeout=timeout_s).offset)
+        except MessageSizeTooLargeError:
+            raise KafkaRefused(
+                f"{topic} takes no record of {len(value or b'')} bytes: raise its max.message.bytes, and start again."
+            ) from None

@@ -8,7 +8,7 @@ from kafka.structs import TopicPartition
 from connectors.kafka.connection.ranges import read_range
 from connectors.kafka.connection.sending import append
 from connectors.testing.memory_kafka import MemoryConnection
-from ordering.base.errors import HistoryUnavailable
+from ordering.base.errors import HistoryUnavailable, KafkaRefused
 
 TOPIC = "abcast.g.forward.nyc"
 
@@ -26,6 +26,12 @@ def test_the_offset_is_told(kafka: MemoryConnection) -> None:
     assert append(kafka, TOPIC, (None, b"2", [("name", b"value")]), producer=producer) == 1
     [_, record] = read_range(kafka, kafka.consumer(), TopicPartition(TOPIC, 0), 0, 2)
     assert (record.value, record.headers) == (b"2", [("name", b"value")])
+
+
+def test_a_topic_that_takes_no_such_record_is_named(kafka: MemoryConnection) -> None:
+    kafka.topics.limits[TOPIC] = 10
+    with pytest.raises(KafkaRefused, match=rf"^{TOPIC} takes no record of 11 bytes: raise its max.message.bytes"):
+        append(kafka, TOPIC, (None, bytes(11), []))
 
 
 def test_without_a_partition_the_key_tells_it(kafka: MemoryConnection) -> None:
