@@ -237,11 +237,11 @@ class DataLog:
         while flush := state.membership.flush.id:
             before = self.after(flush - 1)
             if before.offset >= start.offset:
-                before, back = before._replace(offset=start.offset - back), 2 * back
-            if before.offset < self.beginning():
-                raise HistoryUnavailable(
-                    f"{self.topic} begins within the flush of seqno {flush}: retention has dropped its first record."
-                )
+                if start.offset <= (beginning := self.beginning()):
+                    raise HistoryUnavailable(
+                        f"{self.topic} begins within the flush of seqno {flush}: retention has dropped its start."
+                    )
+                before, back = before._replace(offset=max(beginning, start.offset - back)), 2 * back
             start, state = before, self.state(before.offset)
         return start._replace(reader=Reader(state.epoch, state.seqno)), state
 
