@@ -38,17 +38,18 @@ def append_all(connection: Connection, records: Iterable[tuple[str, Record]]) ->
 
     Raises BrokerUnreachable, KafkaRefused: then some may be stored.
     """
-    under_way = deque[tuple[str, Sent]]()
+    under_way = deque[tuple[str, bytes, Sent]]()
 
     def await_first() -> None:
-        topic, sent = under_way.popleft()
-        with connection.reachable("WRITE", topic):
+        topic, value, sent = under_way.popleft()
+        with _writing(connection, topic, value):
             sent.get(timeout=WRITTEN_S)
 
     with producing(connection) as producer:
         for topic, (key, value, headers) in records:
-            with connection.reachable("WRITE", topic):
-                under_way.append((topic, producer.send(topic, key=key, value=value, headers=headers, partition=0)))
+            with _writing(connection, topic, value):
+                sent = producer.send(topic, key=key, value=value, headers=headers, partition=0)
+            under_way.append((topic, value, sent))
             if len(under_way) >= _UNDER_WAY:
                 await_first()
         while under_way:
@@ -72,10 +73,17 @@ def append(
         with producing(connection) as own:
             return append(connection, topic, record, partition=partition, producer=own)
     key, value, headers = record
-    with connection.reachable("WRITE", topic):
+    with _writing(connection, topic, value):
         sent = producer.send(topic, key=key, value=value, headers=headers, partition=partition)
+        return int(sent.get(timeout=timeout_s).offset)
+
+
+@contextmanager
+def _writing(connection: Connection, topic: str, value: bytes) -> Iterator[None]:
+    """Turn errors as `Connection.reachable` does, and a record that the topic does not take into KafkaRefused."""
+    with connection.reachable("WRITE", topic):
         try:
-            return int(sent.get(timeout=timeout_s).offset)
+            yield
         except MessageSizeTooLargeError:
             raise KafkaRefused(
                 f"{topic} takes no record of {len(value or b'')} bytes: raise its max.message.bytes, and start again."

@@ -6,7 +6,7 @@ import pytest
 from kafka.structs import TopicPartition
 
 from connectors.kafka.connection.ranges import read_range
-from connectors.kafka.connection.sending import append
+from connectors.kafka.connection.sending import append, append_all
 from connectors.testing.memory_kafka import MemoryConnection
 from ordering.base.errors import HistoryUnavailable, KafkaRefused
 
@@ -32,6 +32,8 @@ def test_a_topic_that_takes_no_such_record_is_named(kafka: MemoryConnection) -> 
     kafka.topics.limits[TOPIC] = 10
     with pytest.raises(KafkaRefused, match=rf"^{TOPIC} takes no record of 11 bytes: raise its max.message.bytes"):
         append(kafka, TOPIC, (None, bytes(11), []))
+    with pytest.raises(KafkaRefused, match=rf"^{TOPIC} takes no record of 12 bytes: raise its max.message.bytes"):
+        append_all(kafka, [(TOPIC, (None, bytes(size), [])) for size in (1, 12)])
 
 
 def test_without_a_partition_the_key_tells_it(kafka: MemoryConnection) -> None:
