@@ -223,7 +223,9 @@ def test_unreachable_broker(tmp_path: Path) -> None:
         "status": [],
         "run": [],
         "topics list": [],
+        "check": ["--group", "g"],
         "publish": ["--group", "g", "--member", "alice"],
+        "deliver": ["--group", "g", "--member", "alice"],
     }
     started = {
         name: subprocess.Popen(
