@@ -10,7 +10,8 @@ depends on it after a crash (see `connectors.takeover.takeover`).
 
 A plain message stays in the JVM (`connectors.spark.own_columns`). Python gets the fields that decide: sender,
 incarnation, local seqno, offset; consecutive messages come as one row (`connectors.sequencer.blocks`). For a run of
-such records Python returns their places and the first seqno, nothing for each record.
+such records Python returns their places and the first seqno, nothing for each record. A pack stays in the JVM, too, and
+Python gets the number of its messages: for each pack of a run the seqnos go on by that number.
 
 Why no record gets another's decision. The output of a record is looked up by topic, partition and offset, the very
 source in its DATA header; not by its place in a batch. It is found once, in the attempt of the task that has buffered
@@ -236,7 +237,8 @@ def decide_chunk(state: SequencerState, chunk: pd.DataFrame) -> tuple[SequencerS
         error[mask] = reason
         dead |= mask
     runs: list[dict[str, Any]] = []
-    taken, form = decisions.taken, aside.astype(np.int8)  # of the packs; 0 for records that came here
+    taken = decisions.taken  # the messages of each pack, by row
+    form = aside.astype(np.int8)
     form[[row for row in taken if aside[row]]] = _ASIDE_PACK
     # A pack that came here is a run of its own; so is one that is cut, and a control record.
     alone = [row for row, messages in taken.items() if not aside[row] or messages < read.counts[row]]

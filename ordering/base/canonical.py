@@ -26,7 +26,7 @@ def canonical_json(body: Mapping[str, Any]) -> bytes:
 
 
 def deflated(plain: bytes, known: bytes) -> bytes:
-    """Compress `plain` with the dictionary `known`, which the reader must have: the inverse of `inflated`."""
+    """Compress `plain` with the dictionary `known`, which the reader must have (`inflated_first`)."""
     # To clear tables for the largest window would take longer than to compress some hundred bytes.
     window = min(max((len(plain) + len(known)).bit_length(), _LEAST_WBITS), zlib.MAX_WBITS)
     stream = zlib.compressobj(9, zlib.DEFLATED, -window, window - _LEAST_WBITS + 3, zdict=known)
@@ -57,20 +57,23 @@ def _around(text: bytes, at: int) -> bytes:
     return text[max(0, at - _AROUND_BYTES) : at + _PIECE_BYTES + _AROUND_BYTES]
 
 
-def inflated(raw: bytes, limit: int, known: bytes | None = None) -> bytes:
-    """Decompress gzip, or the result of `deflated` if its dictionary `known` is given.
+def inflated(raw: bytes, limit: int) -> bytes:
+    """Decompress gzip.
 
     Raises ValueError for other or cut off bytes, for bytes behind the compressed ones, and for a result over `limit`
     bytes. It is refused before it takes more memory than that.
     """
-    plain, rest = inflated_first(raw, limit, known)
+    plain, rest = inflated_first(raw, limit)
     if rest:
         raise ValueError(f"{len(rest)} bytes too many follow the compressed ones")
     return plain
 
 
 def inflated_first(raw: bytes, limit: int, known: bytes | None = None) -> tuple[bytes, bytes]:
-    """Decompress as `inflated` does, but return the bytes behind the compressed ones instead of refusing them."""
+    """Decompress as `inflated` does, but return the bytes behind the compressed ones instead of refusing them.
+
+    If the dictionary `known` is given, `deflated` has made the bytes with it.
+    """
     stream = zlib.decompressobj(_GZIP) if known is None else zlib.decompressobj(-zlib.MAX_WBITS, zdict=known)
     try:
         plain = stream.decompress(raw, limit)
