@@ -180,7 +180,9 @@ class Member:
         if self.application is not None:
             self.world.look(self.application.seen)
             self.application.take()
-        elif self.joined is not None:
+            return
+        self.forwarder.check()  # as the calls that wait until it is in the group
+        if self.joined is not None:
             self._begin_application(self.joined)
 
     def read_for_application(self) -> None:
@@ -192,7 +194,6 @@ class Member:
 
     def _begin_application(self, joined: ViewChange) -> None:
         if self.wants_state and self.state is None:
-            self.forwarder.check()  # as the call that asks for the state
             return
         seen, cut = self._new_seen("application", is_lax=self.world.is_lax), None
         if self.state is not None:

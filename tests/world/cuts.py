@@ -153,7 +153,11 @@ class CutsWorld(GroupWorld):
         return known._replace(epoch=0, seals=tuple(seals))
 
     def check_takeover(self, job: GroupJob, state: SequencerState) -> None:
-        """Check that the job gives no seqno again that its start could know: by EPOCH, the ledger, signs of life."""
+        """Check that the job gives no seqno again that its start could know: by EPOCH, the ledger, signs of life.
+
+        A sequencer that a lost seal no longer fences may write the lost messages again, in its own epoch. A start then
+        finds all seqnos that the ledger has, and goes on behind them; the ledger raises HistoryChanged.
+        """
         self._check_told(job, state)
         damage, signed_end, rows = self.at_seal[state.epoch]
         if damage != self.damage:  # others may have looked only then
@@ -163,7 +167,9 @@ class CutsWorld(GroupWorld):
         is_another = self.ledger is None or self.ledger.rows[: len(rows)] != rows
         for row in () if is_another else rows:
             there = self.effective.get(row.seqno)
-            if row.seqno > state.seqno or (there is not None and not row.is_of(there[0])):
+            if row.seqno > state.seqno or (
+                there is not None and not row._replace(epoch=there[0].epoch).is_of(there[0])
+            ):
                 self.blame(GIVEN_AGAIN, f"{job.process.name} has started, and the ledger has {row}.")
                 return
 

@@ -88,7 +88,7 @@ class MergedSource:
     def may_open(self, timeout: float) -> bool:
         """Wait up to `timeout` seconds until the beginning is known; return whether it is.
 
-        Raises AbcastError if that takes BEGIN_TIMEOUT_S in all.
+        Raises AbcastError if that takes BEGIN_TIMEOUT_S in all, or if an error has ended the hub.
         """
         if self._log is not None or self._cut is not None or self._member is None:
             return True

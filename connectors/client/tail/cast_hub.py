@@ -194,10 +194,12 @@ class CastHub:
     def wait_for_begin(self, member: MemberIncarnation, timeout: float) -> Begin | None:
         """Wait for the first view of an incarnation; return the place where its deliveries begin.
 
-        Return None if the view does not come within `timeout` seconds, or the hub has failed.
+        Return None if the view does not come within `timeout` seconds. Raises the error that has ended the hub before.
         """
         with self.lock:
             self.lock.wait_for(lambda: self._failure is not None or member in self.begins, timeout)
+            if member not in self.begins:
+                self._see_failure()
             return self.begins.get(member)
 
     def _begin(self) -> Begin:

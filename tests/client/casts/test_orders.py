@@ -20,11 +20,11 @@ from connectors.kafka.connection.connection import Connection
 from connectors.kafka.topics.settings import change_settings
 from connectors.testing.memory_clients import MemoryConsumer
 from connectors.testing.memory_kafka import MemoryConnection
-from ordering.base.errors import AbcastError, KafkaRefused, UsageError
+from ordering.base.errors import AbcastError, CastMissing, KafkaRefused, UsageError
 from ordering.casts.casts import Cast, OrderedRecord
 from ordering.casts.delivery_status import DeliveryStatus
 from tests.client.conftest import ALSO_ON_A_BROKER
-from tests.client.members import with_casts
+from tests.client.members import kill, with_casts
 from tests.waiting import WAIT, eventually
 
 pytestmark = pytest.mark.usefixtures("sequencer")
@@ -128,6 +128,24 @@ def test_deliveries_end_in_time_where_the_first_view_does_not_come(
         monkeypatch.setattr(merged_deliveries, "BEGIN_TIMEOUT_S", 0.0)
         with pytest.raises(AbcastError, match="the first view of nyc/b was not delivered"):
             next(b.deliveries())
+
+
+def test_deliveries_raise_what_ended_the_hub_before_the_first_view(
+    connection: Connection, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise CastMissing("seqno 24 waits for a cast")
+
+    monkeypatch.setattr(CastHub, "_note_begins", lambda *_: None)
+    a = with_casts(connection, group, "a")
+    try:
+        a.connect(timeout=WAIT)
+        stream = a.deliveries()
+        monkeypatch.setattr(CastHub, "_poll", fail)
+        with pytest.raises(CastMissing, match="seqno 24"):
+            next(stream)
+    finally:
+        kill(a)
 
 
 def test_other_refusals(connection: Connection, group: str) -> None:
