@@ -2,7 +2,8 @@
 
 Invariant. A reader gets exactly the effective records, each once and in order. The reading rule depends on the log
 alone, so two readers that begin at different offsets take the same records where they overlap
-(`ordering.base.reader`). A reader that falls behind the cache keeps the epoch that was in force at its position.
+(`ordering.base.reader`), if neither lacks a seqno from below its offset: the cache takes only such readers. A reader
+that falls behind the cache keeps the epoch that was in force at its position.
 """
 
 from __future__ import annotations

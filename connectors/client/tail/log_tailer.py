@@ -177,13 +177,13 @@ class LogTailer:
     def _turn(self, cursor: DataCursor, stopping: threading.Event) -> DataCursor:
         """Pass the next records on; return the cursor that reads on. Raises HistoryChanged, LaterVersion."""
         try:
-            begins = cursor.position
+            begins, behind = cursor.position, cursor.reader.last_seqno
             records = cursor.poll(POLL_S)
         except HistoryUnavailable as gone:
             return self._start_anew(cursor, gone, stopping)
         self.format = max(self.format, cursor.format)
         if cursor.position > begins:
-            batch = TailBatch(begins, cursor.position, cursor.reader.epoch, records, _size(records))
+            batch = TailBatch(begins, cursor.position, behind, cursor.reader.epoch, records, _size(records))
             self.cache.add(batch, unless=stopping)
             self._newest_seqno = cursor.reader.last_seqno
         with self.notifying:

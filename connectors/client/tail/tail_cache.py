@@ -29,10 +29,13 @@ MAX_BYTES = 32 * 1024 * 1024
 
 
 class TailBatch(NamedTuple):
-    """The effective records at `start` <= offset < `end`. `epoch` is in force at the end; `size` is in bytes."""
+    """The effective records at `start` <= offset < `end`, behind a seqno. `epoch` is in force at the end; `size` is in
+    bytes.
+    """
 
     start: int
     end: int
+    behind: int
     epoch: int
     records: Sequence[Effective]
     size: int
@@ -45,14 +48,13 @@ class TailCache:
         self._changed = threading.Condition(threading.Lock())
         self._batches: deque[TailBatch] = deque()
         self._is_open = False
-        self._position = 0  # the offset behind its last batch
-        self._opened_at, self._opened_behind = 0, 0
+        self._position, self._behind = 0, 0  # the offset behind its last batch, and the last seqno before it
         self._count = self._bytes = 0
         self._read_up_to: dict[object, int] = {}
         """The offset of each reader that has joined, or is about to."""
 
     def open(self, position: int, behind: int) -> None:
-        """Open it, empty, at an offset, behind a seqno: of a pack at that offset it will have the rest."""
+        """Open it, empty, at an offset, behind a seqno."""
         with self._changed:
             self._empty(position, behind)
             self._is_open = True
@@ -81,8 +83,7 @@ class TailCache:
 
     def _empty(self, position: int, behind: int) -> None:
         self._batches.clear()
-        self._position, self._count, self._bytes = position, 0, 0
-        self._opened_at, self._opened_behind = position, behind
+        self._position, self._behind, self._count, self._bytes = position, behind, 0, 0
 
     def wake(self) -> None:
         """Let waiting readers check their conditions (`or_when`, `until`)."""
@@ -96,6 +97,7 @@ class TailCache:
                 return
             self._batches.append(batch)
             self._position = batch.end
+            self._behind = batch.records[-1].seqno if batch.records else self._behind
             self._count += len(batch.records)
             self._bytes += batch.size
             read_by_all = min(self._read_up_to.values(), default=batch.end)
@@ -125,7 +127,7 @@ class TailCache:
             return self._holds(offset, behind)
 
     def join(self, who: object, offset: int, behind: int) -> bool:
-        """Join at `offset`, behind a seqno; return whether the cache reaches back to there. If not, `leave`."""
+        """Join at `offset`, behind a seqno; return whether the cache has all from there on. If not, `leave`."""
         with self._changed:
             self._read_up_to[who] = offset
             return self._holds(offset, behind)
@@ -154,13 +156,23 @@ class TailCache:
             if not self._is_open:
                 return None
             if offset >= self._position:
-                return TailBatch(offset, offset, 0, (), 0)
-            at = bisect.bisect_right(self._batches, offset, key=operator.attrgetter("start"))
-            return self._batches[at - 1] if at else None
+                return TailBatch(offset, offset, 0, 0, (), 0)
+            return self._batch(offset)
+
+    def _batch(self, offset: int) -> TailBatch | None:
+        at = bisect.bisect_right(self._batches, offset, key=operator.attrgetter("start"))
+        return self._batches[at - 1] if at else None
 
     def _holds(self, offset: int, behind: int) -> bool:
-        has_all = offset > self._opened_at or behind >= self._opened_behind
-        return self._is_open and offset >= self._first and has_all
+        """Whether it has all effective records at `offset` or later that a reader behind that seqno lacks.
+
+        The reader may lack some that the cache has from below `offset`: where the cache opened amid a pack, or in a
+        copy that a relay began again, where repeats follow.
+        """
+        if not self._is_open or offset < self._first:
+            return False
+        batch = self._batch(offset) if offset < self._position else None
+        return behind >= (self._behind if batch is None else batch.behind)
 
     @property
     def _first(self) -> int:

@@ -87,7 +87,7 @@ def test_what_the_window_has_is_not_read_a_second_time() -> None:
     cache = TailCache()
     cache.open(10, 4)
     records: Any = [SimpleNamespace(seqno=offset - 5, offset=offset) for offset in range(10, 20)]
-    cache.add(TailBatch(10, 20, 1, records, 0), unless=threading.Event())
+    cache.add(TailBatch(10, 20, 4, 1, records, 0), unless=threading.Event())
     tailer: Any = SimpleNamespace(
         cache=cache,
         partition=TopicPartition("abcast.g.data.a", 0),

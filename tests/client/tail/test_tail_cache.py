@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -32,7 +33,8 @@ def holds(cache: TailCache, offset: int) -> bool:
 
 
 def batch(start: int, size: int = 1) -> TailBatch:
-    return TailBatch(start, start + 10, 1, cast(list[Effective], range(start, start + 10)), size)
+    records = [SimpleNamespace(seqno=number) for number in range(start, start + 10)]
+    return TailBatch(start, start + 10, start - 1, 1, cast(list[Effective], records), size)
 
 
 def fill(cache: TailCache, first: int, end: int, size: int = 1) -> None:
@@ -108,5 +110,15 @@ def test_within_a_pack_it_begins_behind_a_seqno(cache: TailCache) -> None:
     assert not cache.approach(early, 100, 4)
     assert not cache.join(early, 100, 4)
     assert cache.join(late, 100, 9)
-    fill(cache, 100, 110)
+    cache.add(batch(100)._replace(behind=9), unless=NEVER)
     assert cache.join(early, 101, 14)
+
+
+def test_a_reader_of_repeats_that_the_cache_leaves_out_does_not_join(cache: TailCache) -> None:
+    """A relay began its copy again. The reader's place is among the repeats, and it lacks some of what they repeat."""
+    fill(cache, 0, 20)
+    cache.add(TailBatch(20, 40, 19, 1, (), 0), unless=NEVER)
+    for offset in (20, 30, 39, 40, 41):
+        assert not cache.approach(object(), offset, 18)
+        assert not cache.join(object(), offset, 18)
+        assert cache.join(object(), offset, 19)
