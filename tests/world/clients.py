@@ -209,6 +209,14 @@ class GroupMember:
         return [producer for producer in self.process.producers if producer.wire]
 
     @property
+    def is_incomparable(self) -> bool:
+        """Whether its process has fetched no record of DATA by which it would notice another log."""
+        if self.sender is None or self.sender.forwarder is None:
+            return False
+        cursor: DataCursor | None = self.sender.forwarder._subscription._tailer._cursor  # type: ignore[attr-defined]
+        return cursor is not None and not cursor._log._last
+
+    @property
     def is_idle(self) -> bool:
         """Whether all messages are ordered."""
         forwarder = self.sender.forwarder if self.sender is not None else None

@@ -238,11 +238,12 @@ class Process:
     # --- the application ---
 
     def join(self) -> None:
-        """Ask to join."""
-        self.wants_to_join = False
-        if self.now.phase in (Part.STRANGER, Part.KEPT_OUT):
-            with suppress(NotOrderedInTime):
-                self.sender.join(0.0)
+        """Ask to join; again, if no broker answers."""
+        with suppress(BrokerUnreachable):
+            if self.now.phase in (Part.STRANGER, Part.KEPT_OUT):
+                with suppress(NotOrderedInTime):
+                    self.sender.join(0.0)
+            self.wants_to_join = False
 
     def leave(self) -> None:
         """Ask to leave."""

@@ -39,6 +39,7 @@ JOINING = frozenset({"views", "flush", "closed"})
 ACTIONS = {"broadcast": 6, "turn": 10, "crash": 1, "back_up": 1, "restore": 1}
 UNANSWERED = 0.05
 """The share of their records that get no answer: half of them are lost."""
+INCOMPARABLE = "incomparable"
 FORGETS = 0.02
 """Probability at each action that a member is forgotten."""
 
@@ -129,6 +130,16 @@ class SiteMembers:
         """Let all of them go on."""
         for member in self.members:
             self._let(member, "turn")
+
+    def end_the_incomparable(self, site: str) -> None:
+        """End the members at a site that can't notice another log: they have fetched no record to compare.
+
+        See `connectors.kafka.log.same_log_consumer`.
+        """
+        for member in self.members:
+            if member.address.site == site and member.is_incomparable:
+                self.world.seen[INCOMPARABLE] += 1
+                member.crash()
 
     def are_idle(self, gone: Collection[str] = ()) -> bool:
         """Whether no member waits. `gone`: sites that do not count."""

@@ -14,8 +14,9 @@ Invariant. Each record returned followed the one returned before it, in the same
   pause: only another log has another record there. A reader without looks forgets the record, because it may have
   thousands of partitions, and each such fetch is an error that holds up the others.
 
-A change is not noticed by a reader without a last record: retention had dropped it before the reader began, or a
-transaction's marker lies at its offset. Nor is a change noticed if retention then drops the last record's offset before
+A change is not noticed by a reader without a last record: retention had dropped it before the reader began, a
+transaction's marker lies at its offset, or the log was made anew between the reader's look at its end and the first
+fetch. Nor is a change noticed if retention then drops the last record's offset before
 the reader looks again.
 
 While records arrive, this costs nothing. A crash loses the last records, so a reader that stores a position stores a
