@@ -36,7 +36,12 @@ def main() -> int:
     again = f"python -m tests.simulator --{options.what} --mutation {mutation.name}"
     started = time.perf_counter()
     for done, seed in enumerate(seeds):
-        if broken := simulation.run(seed, mutation):
+        try:
+            broken = simulation.run(seed, mutation)
+        except Exception:
+            print(f"seed {seed} broke with an error (again with: {again} --seed {seed}).")
+            raise
+        if broken:
             print(f"seed {seed} broke a promise (again with: {again} --seed {seed}); {done} before it kept all.")
             for anomaly in broken:
                 print(f"  {anomaly.name}: {anomaly.detail}")
