@@ -251,6 +251,12 @@ class GroupMember:
         if forwarder.has_ended and forwarder is self.sender.forwarder:
             self.crash(gives_up=True)
 
+    def take_another_name(self) -> None:
+        """Go on under another name, as an error says. The outbox goes, too."""
+        self.crash(gives_up=True)
+        self.address = Address(self.address.site, f"{self.address.name}-anew")
+        self.outbox = self.outbox and f"{self.outbox}-anew"
+
     def crash(self, *, gives_up: bool = False, backup: int | None = None) -> None:
         """Die. Messages that are not ordered survive in the outbox only: in that of now, or in a backup."""
         self.process.kill()

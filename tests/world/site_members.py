@@ -19,7 +19,7 @@ from typing import Any
 
 from connectors.kafka.codec.codec import forward_headers
 from connectors.kafka.topics.senders import forget_senders, known_senders
-from ordering.base.errors import AbcastError, ProtocolViolation
+from ordering.base.errors import AbcastError, ProtocolViolation, UsageError
 from ordering.base.kinds import DATA_KINDS
 from ordering.base.names import Address
 from ordering.base.records import SETTINGS, Data
@@ -117,6 +117,8 @@ class SiteMembers:
                 self.world.note_error(str(member.address), error)
                 if isinstance(error, ProtocolViolation) and "delete the outbox" in str(error):
                     member.crash(gives_up=True)
+                if isinstance(error, UsageError) and "take another name" in str(error):
+                    member.take_another_name()
 
     def _forget(self, member: GroupMember) -> None:
         """Ask to forget a member."""
