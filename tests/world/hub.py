@@ -106,6 +106,11 @@ class HubWorld(HubHomes):
         if not self.members.are_alone:
             super()._send(name)
 
+    def make_anew(self, name: str) -> None:
+        """Delete all topics of the site, and create them."""
+        self.members.end_the_incomparable(name)
+        super().make_anew(name)
+
     def end(self) -> None:
         """Heal all, and go on until nothing waits."""
         self._heal()

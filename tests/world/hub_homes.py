@@ -266,7 +266,6 @@ class HubHomes(HubActions):
 
     def make_anew(self, name: str) -> None:
         """Delete all topics of the site, and create them."""
-        self.members.end_the_incomparable(name)
         super().make_anew(name)
         if name == self.first:
             self.first = ""
