@@ -243,13 +243,18 @@ class GroupMember:
         forwarder._subscription._tailer.turn()  # type: ignore[attr-defined]
         while self._calls.waiting:
             self._calls.waiting.pop(0)()
-        while self._ends:
+        while self._ends and not self._awaits_order(self._ends[-1]):
             self._join(self.sender._rejoin._begin_anew(self._ends.pop()))
         for payload, owed in list(self.owed.items()):
             if owed.receipt is not None and owed.receipt._error is not None:
                 del self.owed[payload]
         if forwarder.has_ended and forwarder is self.sender.forwarder:
             self.crash(gives_up=True)
+
+    def _awaits_order(self, old: Forwarder) -> bool:
+        """Whether the excluded incarnation goes on: with an outbox, it does until its messages are ordered."""
+        assert self.sender is not None
+        return bool(self.outbox) and self.sender._rejoin.may_order(old)
 
     def take_another_name(self) -> None:
         """Go on under another name, as an error says. The outbox goes, too."""

@@ -90,12 +90,14 @@ class Rejoin:
         """Wait until the excluded incarnation's messages are ordered: an open group takes them as a stranger's."""
         patience_s = None if self._incarnations.outbox is not None else REJOIN_PATIENCE_S
         with self._changed:
-            is_known = self._changed.wait_for(
-                lambda: not old.has_pending or old.has_ended or old.participant.phase is not ParticipantPhase.EXCLUDED,
-                patience_s,
-            )
+            is_known = self._changed.wait_for(lambda: not self.may_order(old), patience_s)
         if not is_known:
             _logger.warning("%s: its messages were not ordered within %g s", self.address, patience_s)
+
+    @staticmethod
+    def may_order(old: Forwarder) -> bool:
+        """Whether the group may still order messages of an excluded incarnation."""
+        return old.has_pending and not old.has_ended and old.participant.phase is ParticipantPhase.EXCLUDED
 
     def _begin_anew(self, old: Forwarder) -> Forwarder | None:
         """Hand over to a new incarnation; return its forwarder if that has a JOIN, else None.
