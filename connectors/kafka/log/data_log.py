@@ -229,17 +229,19 @@ class DataLog:
     def outside_of_a_flush(self, start: Start) -> tuple[Start, SequencerState]:
         """Return `start`, or the place before the flush that runs there; and the state at the place.
 
-        A reader of casts needs the members' answers in the flush. Records without a seqno make `after` go back further,
-        into an earlier flush. In a copy, `after` may find a repeat, behind the flush's first record: then the place is
-        lower. Raises as `after` does.
+        A reader of casts needs the members' answers in the flush, and a state that has no seqno that it still reads.
+        Records without a seqno make `after` go back further, into an earlier flush. In a copy, `after` may find a
+        repeat: the state there has the seqnos that are repeated. Then the place is lower. Raises as `after` does.
         """
-        state, back = self.state(start.offset), 1
-        while flush := state.membership.flush.id:
-            before = self.after(flush - 1)
+        wanted, back = start.reader.last_seqno, 1
+        state = self.state(start.offset)
+        while (flush := state.membership.flush.id) or state.seqno > wanted:
+            before = self.after(min(flush - 1, wanted)) if flush else start
             if before.offset >= start.offset:
                 if start.offset <= (beginning := self.beginning()):
                     raise HistoryUnavailable(
-                        f"{self.topic} begins within the flush of seqno {flush}: retention has dropped its start."
+                        f"{self.topic} no longer tells its state up to seqno {wanted}, before a flush: retention has "
+                        "dropped it."
                     )
                 before, back = before._replace(offset=max(beginning, start.offset - back)), 2 * back
             start, state = before, self.state(before.offset)

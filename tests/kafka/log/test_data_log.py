@@ -421,6 +421,9 @@ def test_a_reader_of_casts_begins_outside_of_a_flush_that_a_copy_repeats() -> No
     for record in records[: last + 1] * 2:
         kafka.topics.append(TopicPartition(str(Topic("g", "data", "lax")), 0), *encode_data(record))
     with DataLog(kafka, "g", "lax") as log:
+        for seqno in range(records[last].seqno + 1):
+            start, state = log.outside_of_a_flush(log.after(seqno))
+            assert start.reader.last_seqno == state.seqno <= seqno, "no seqno behind it is passed over"
         flush = log.state().membership.flush.id
         assert flush == records[last].seqno
         assert log.after(flush - 1).offset > last, "a repeat"
