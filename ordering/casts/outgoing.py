@@ -49,12 +49,15 @@ class Broadcast(NamedTuple):
 class EarlierProcess(NamedTuple):
     """The process that has begun the incarnation, and has ended.
 
-    `in_no_view`: the incarnation for casts outside of views from now on. `in_view`: the view with the incarnation when
-    this process began, in which the earlier one may have cast; None without one. A receiver may come to it later.
+    `in_no_view`: the incarnation for casts outside of views from now on.
+    `last_view`: the view when this process began; None in a group without a flush. The earlier one may have cast in any
+    view up to it. A receiver may be in an earlier view still.
+    `unwritten`: the incarnation's first cast in a view that is not known to be written. All before it in its view are.
     """
 
     in_no_view: MemberIncarnation
-    in_view: int | None
+    last_view: int | None
+    unwritten: Cast | None = None
 
 
 class Outgoing:
@@ -79,7 +82,8 @@ class Outgoing:
         self.is_quiet = self._was_in and receiver.is_blocked
         """Whether the member has sent FLUSH_OK, or has joined within a flush."""
         self._in_flight = self._inherited = self._ordered = 0
-        self._uncounted_in = None if earlier is None else earlier.in_view
+        self._uncounted_up_to = None if earlier is None else earlier.last_view
+        self._unwritten = None if earlier is None else earlier.unwritten
 
     def __len__(self) -> int:
         return len(self._queue.entries)
@@ -103,7 +107,7 @@ class Outgoing:
     def knows_its_count(self) -> bool:
         """Whether casts are possible now: not in a view in which an earlier process may have cast under `member`."""
         self._look_who_is_in()
-        return self._uncounted_in is None
+        return self._uncounted_up_to is None
 
     def inherit(self, local_seqno: int, ordered: int = 0) -> None:
         """Note that the forward table's messages up to `local_seqno` come from an earlier start, and not by `send`.
@@ -164,8 +168,8 @@ class Outgoing:
         """
         index = self._receiver.index_of(self.member)
         is_in = index is not None
-        if self._uncounted_in is not None and self._receiver.view > self._uncounted_in:
-            self._uncounted_in = None
+        if self._uncounted_up_to is not None and self._receiver.view >= self._uncounted_up_to + is_in:
+            self._uncounted_up_to = None
             if index is not None:
                 self.in_views.restart(self._receiver.vector[index])
         if is_in and not self._was_in:
@@ -223,12 +227,19 @@ class Outgoing:
             self.is_quiet = True
         if index is None or kind not in (MESSAGE, FLUSH_OK):
             return Broadcast(kind, payload, None, headers)
-        clock = _with(receiver.vector, index, self.in_views.sent)
+        clock = _with(receiver.vector, index, self._count)
         self._clocks.enter(receiver.view)
         # FLUSH_OK may be refused, so later records can't build on its clock: it is always written.
         field = self._clocks.of_total(clock) if kind == MESSAGE else clocks.write(clock, None)
         depends = Depends(receiver.view, field) if field is not None else None
         return Broadcast(kind, payload, depends, headers)
+
+    @property
+    def _count(self) -> int:
+        """The number of own casts in this view, as far as it is known: others wait for these before the view ends."""
+        first = self._unwritten
+        written = first.local_seqno - 1 if first is not None and first.view == self._receiver.view else 0
+        return max(self.in_views.sent, written)
 
 
 def _with(clock: Clock, index: int, number: int) -> Clock:

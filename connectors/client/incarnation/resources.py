@@ -29,6 +29,7 @@ from ordering.base.names import Address
 from ordering.base.packs import unpacked
 from ordering.base.reader import Verdict
 from ordering.base.records import Data
+from ordering.casts.casts import NO_VIEW
 from ordering.casts.outgoing import EarlierProcess
 from ordering.membership.membership import MemberIncarnation
 from ordering.sequencer.state import SequencerState
@@ -90,14 +91,17 @@ def open_resources(
         if hub is not None and beginning.is_continued:
             # The outbox does not know the last number of a cast in its incarnation.
             number = memory.numbers.claim(beginning.incarnation, incarnations.claimed)
-            name, membership = str(incarnations.address), state.membership
-            is_in = membership.settings.flush and MemberIncarnation(name, beginning.incarnation) in membership.members
-            earlier = EarlierProcess(MemberIncarnation(name, number), state.view if is_in else None)
+            last_view = state.view if state.membership.settings.flush else None
+            earlier = EarlierProcess(MemberIncarnation(str(incarnations.address), number), last_view)
     casts = UnwrittenCasts()
     if hub is not None:
         casts = unwritten_casts(
             connection, group, incarnations.address, incarnations.outbox, None if unsent is None else unsent.casts
         )
+    if earlier is not None:
+        sent = (entry.cast for entry in casts.entries if entry.cast is not None and entry.cast.view != NO_VIEW)
+        own = (cast for cast in sent if cast.incarnation == beginning.incarnation)
+        earlier = earlier._replace(unwritten=next(own, None))
     return IncarnationResources(shared, producer, subscription, beginning, start, state, hub, earlier, casts, may_pack)
 
 

@@ -10,7 +10,7 @@ from ordering.base.errors import UsageError
 from ordering.base.records import FLUSH_OK, MESSAGE, START_FLUSH, STOP_FLUSH, VIEW
 from ordering.casts.casts import CAUSAL, FIFO, NO_VIEW, TOTAL, Cast, Depends, OrderedRecord
 from ordering.casts.causal import CausalReceiver
-from ordering.casts.outgoing import Broadcast, Outgoing
+from ordering.casts.outgoing import Broadcast, EarlierProcess, Outgoing
 from ordering.membership.membership import MemberIncarnation
 
 A, B = MemberIncarnation("s/a", 1), MemberIncarnation("s/b", 1)
@@ -20,9 +20,9 @@ NOBODY = MemberIncarnation("", 0)
 class Member:
     """A in a view with B: its receiver and what it sends."""
 
-    def __init__(self) -> None:
+    def __init__(self, earlier: EarlierProcess | None = None) -> None:
         self.receiver = CausalReceiver()
-        self.outgoing = Outgoing(A, self.receiver, max_records=3)
+        self.outgoing = Outgoing(A, self.receiver, max_records=3, earlier=earlier)
         self.seqno = 0
         self.ordered = Counter[MemberIncarnation]()
         self.order(VIEW, view=1, lives=(A, B))
@@ -98,6 +98,27 @@ def test_a_causal_cast_waits_for_the_broadcasts_that_an_earlier_process_has_left
     assert member.send() == []
     member.order(MESSAGE, A)
     assert [type(sent) for sent in member.send()] == [Cast]
+
+
+@pytest.mark.parametrize("last_view", [1, 2])
+@pytest.mark.parametrize("stays", [True, False])
+def test_an_earlier_process_may_have_cast_in_each_view_up_to_the_newest(last_view: int, *, stays: bool) -> None:
+    """The receiver may begin in an earlier view: before a flush, or before the one before that."""
+    member = Member(EarlierProcess(MemberIncarnation("s/a", 2), last_view))
+    assert not member.outgoing.knows_its_count
+    for view in range(2, last_view + 2):
+        member.order(START_FLUSH)
+        member.order(VIEW, view=view, lives=(A, B) if stays else (B,))
+        member.order(STOP_FLUSH)
+        assert member.outgoing.knows_its_count == (view >= last_view + stays)
+
+
+def test_flush_ok_counts_the_casts_that_an_earlier_process_has_written() -> None:
+    """The next ones are cast again: those would come without the ones before them."""
+    member = Member(EarlierProcess(MemberIncarnation("s/a", 2), 1, unwritten=Cast(*A, 3, view=1)))
+    member.order(START_FLUSH)
+    member.outgoing.flush_ok(2)
+    assert member.send() == [Broadcast(FLUSH_OK, b"2", Depends(1, "2"))]
 
 
 def test_a_fifo_cast_waits_for_nothing() -> None:
