@@ -226,12 +226,12 @@ class Caster:
         for entry in self._table:
             self._send(entry)
 
-    def hand_over(self) -> list[UnwrittenCast]:
+    def hand_over(self) -> UnwrittenCasts:
         """Return the casts for the next incarnation, in the order in which they were accepted. Send no more."""
         entries = sorted((*self._table, *self._waiting, *self._inherited), key=lambda entry: entry.place)
         self._has_failed = True
         self._forget_all()
-        return entries
+        return UnwrittenCasts(entries, self._settled)
 
     def fail(self, error: AbcastError) -> None:
         """Fail the receipts of all casts that are not in the log. Send no more."""

@@ -374,7 +374,7 @@ class Forwarder:
             self._lifecycle.become(after)
             self.has_handed_over = [action.do for action in actions] == [Do.CARRY]
             unsent = self._pending_messages.hand_over(carries=self.has_handed_over)
-            unsent = unsent._replace(casts=self._send_queue.hand_over_casts(), joins=joins)
+            unsent = unsent._replace(casts=self._send_queue.hand_over_casts().entries, joins=joins)
             self._fail(failure)
             return unsent
 

@@ -31,7 +31,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from connectors.client.casts.cast_keeper import UnwrittenCast, UnwrittenCasts
+from connectors.client.casts.cast_keeper import UnwrittenCasts
 from connectors.client.casts.caster import Caster
 from connectors.client.incarnation.incarnations import Incarnations
 from connectors.client.incarnation.pending_messages import PendingMessages
@@ -122,7 +122,7 @@ class SendQueue:
         hub = self._path.hub
         if hub is None:
             return
-        unwritten = unwritten or UnwrittenCasts(self.hand_over_casts())
+        unwritten = unwritten or self.hand_over_casts()
         self.stop_casting()
         pending_messages, limits, name = self._pending_messages, self._incarnations.limits, str(self.address)
         topic = str(Topic(self._path.group, "cast", self.address.site))
@@ -255,9 +255,9 @@ class SendQueue:
             headers += self._depends.get(pending.local_seqno, ())
         self.sending.send(self._topic, self._sender, pending.payload, headers)
 
-    def hand_over_casts(self) -> Sequence[UnwrittenCast]:
+    def hand_over_casts(self) -> UnwrittenCasts:
         """Return the casts for the next incarnation."""
-        return self.caster.hand_over() if self.caster is not None else ()
+        return self.caster.hand_over() if self.caster is not None else UnwrittenCasts()
 
     def stop_casting(self) -> None:
         """Cast nothing more; the receipts of waiting casts fail."""
