@@ -197,7 +197,7 @@ def _each_seqno(batch: pa.RecordBatch, places: NDArray[np.int64]) -> Iterator[pa
 
     A pack becomes its messages, one a row, which share the place of the pack in FORWARD and in DATA. Other records that
     take several seqnos are marks of a restore, or of kinds of a later version. The table keeps its promise of no gap,
-    and has all that a later version needs: the kind in each row, and the rest of the record in the first.
+    and has all that a later version needs: the kind in each row, and the rest of the record in its first row.
     """
     is_taken = places >= 0
     if not is_taken.all():
@@ -228,7 +228,7 @@ def _split(batch: pa.RecordBatch, places: NDArray[np.int64], is_several: NDArray
     count = batch.column("count").to_numpy()
     record = np.repeat(np.arange(len(batch)), count)
     place = np.arange(len(record)) - np.repeat(np.cumsum(count) - count, count)
-    payload = pa.concat_arrays(list(_payloads(batch, np.flatnonzero(is_several).tolist())))
+    payload = pa.concat_arrays(list(_payloads(batch, np.flatnonzero(is_several).tolist(), places)))
     rows = _of_table(batch.drop_columns("payload")).take(pa.array(record))
     is_pack = pc.equal(rows.column("kind"), MESSAGES)
     within = pc.if_else(is_pack, pa.array(place), 0)
@@ -243,7 +243,7 @@ def _split(batch: pa.RecordBatch, places: NDArray[np.int64], is_several: NDArray
     return rows if is_new.all() else rows.filter(pa.array(is_new))
 
 
-def _payloads(batch: pa.RecordBatch, several: list[int]) -> Iterator[pa.Array]:
+def _payloads(batch: pa.RecordBatch, several: list[int], places: NDArray[np.int64]) -> Iterator[pa.Array]:
     """Yield the payloads of each seqno that the records take. `several`: the rows that are not simply one seqno."""
     payload, done = batch.column("payload"), 0
     kind, count = batch.column("kind"), batch.column("count")
@@ -252,7 +252,8 @@ def _payloads(batch: pa.RecordBatch, several: list[int]) -> Iterator[pa.Array]:
             yield payload.slice(done, at - done)
         done, value, number = at + 1, payload[at].as_py(), count[at].as_py()
         if kind[at].as_py() != MESSAGES:
-            yield pa.array([value, *[None] * (number - 1)], pa.binary())
+            first = int(places[at])  # the places before it become no rows
+            yield pa.array([*[None] * first, value, *[None] * (number - 1 - first)], pa.binary())
             continue
         try:
             yield payloads_in(value or b"", number)

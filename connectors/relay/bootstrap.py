@@ -112,7 +112,7 @@ def data_of_ledger(group: str, home: str, rows: Iterator[list[dict[str, Any]]], 
                 yield _hub_record(group, home, row)
             elif row["payload"]:
                 lost = Lost.from_json(row["payload"])
-                yield replace(decode_row(row), count=lost.last - lost.first + 1)
+                yield replace(decode_row(row), seqno=lost.first, count=lost.last - lost.first + 1)
 
 
 def _hub_record(group: str, home: str, row: dict[str, Any]) -> Data:

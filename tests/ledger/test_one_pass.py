@@ -122,11 +122,17 @@ def by_the_rule(log: Log, *, passes: bool) -> tuple[list[LedgerRow], bool]:
         for each in unpacked(record):
             last = reader.last_seqno
             if reader.judge(each) is Verdict.TAKE:
-                payloads = [each.payload, *[None] * (each.count - 1)]
                 rows += [
-                    (each.seqno + n, each.epoch, each.kind, each.local_seqno, payload, each.headers, at)
-                    for n, payload in enumerate(payloads)
-                    if each.seqno + n > last
+                    (
+                        n,
+                        each.epoch,
+                        each.kind,
+                        each.local_seqno,
+                        each.payload if n == last + 1 else None,
+                        each.headers,
+                        at,
+                    )
+                    for n in range(last + 1, reader.last_seqno + 1)
                 ]
     return rows, True
 

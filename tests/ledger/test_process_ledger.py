@@ -13,6 +13,7 @@ from deltalake import DeltaTable
 from kafka.structs import TopicPartition
 
 from connectors import Member
+from connectors.kafka.codec.codec import encode_data
 from connectors.kafka.groups.group_choice import GroupChoice
 from connectors.kafka.log.data_log import Start
 from connectors.ledger.process import job, table
@@ -20,14 +21,17 @@ from connectors.ledger.process.casts import ProcessCastJob
 from connectors.ledger.process.job import ProcessLedgerJob
 from connectors.ledger.process.table_job import LedgerOptions
 from connectors.ledger.table_state import LedgerReplaced, read_table_state, read_views_state
+from connectors.relay.bootstrap import data_of_ledger
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.sequencer_thread import SequencerThread
 from jobs.terminal.streaming import JobThread, working
 from ordering.base.errors import EnvironmentProblem
-from ordering.base.reader import Reader
+from ordering.base.reader import Lost, Reader
+from ordering.base.records import RESTORED, Data
 from tests.waiting import WAIT, eventually
 
 SITE = "nyc"
+MARKS = ((3, 5), (4, 8))
 
 
 @pytest.fixture
@@ -192,6 +196,24 @@ def test_headers_are_kept_no_longer_than_their_records(kafka: MemoryConnection) 
     for _ in range(5):
         assert feed.read() is None
     assert not feed._headers.by_offset
+    feed.close()
+
+
+def test_a_record_is_a_row_for_each_of_its_new_numbers(kafka: MemoryConnection) -> None:
+    """Marks that overlap what was read before: no seqno twice, and each mark's payload is kept."""
+    marks = [
+        Data(RESTORED, 1, first, payload=Lost(first, last).to_json(), count=last - first + 1) for first, last in MARKS
+    ]
+    place = TopicPartition(f"abcast.g.data.{SITE}", 0)
+    for record in (Data("later", 1, 1, payload=b"own", count=3), *marks):
+        kafka.topics.append(place, *encode_data(record))
+    feed = job._Feed(kafka, "g", SITE, Start(0, Reader(1, 1)))
+    read = feed.read()
+    assert read is not None
+    found = [(row["seqno"], row["payload"]) for row in read[0].to_pylist()]
+    new = {2: b"own", 4: marks[0].payload, 6: marks[1].payload}
+    assert found == [(seqno, new.get(seqno)) for seqno in range(2, 9)]
+    assert list(data_of_ledger("g", SITE, iter([read[0].to_pylist()[2:]]), 1)) == marks
     feed.close()
 
 

@@ -74,10 +74,11 @@ class _Feed:
 
     def read(self) -> tuple[pa.Table, pa.Table] | None:
         """Return the next rows of the ledger and of the views; None if there are none now. Raises as `DataCursor`."""
+        last = self._cursor.reader.last_seqno
         records, headers = self._cursor.poll(0.0), self._headers.by_offset
         try:
             if records:
-                return ledger_rows(self._group, records, headers), view_rows(self._group, self._site, records)
+                return ledger_rows(self._group, last, records, headers), view_rows(self._group, self._site, records)
         except (pa.ArrowException, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise ProtocolViolation(f"records of group {self._group} make no rows: {error!r}.") from error
         finally:

@@ -39,6 +39,6 @@ def append_mark(path: Location, group: str, mark: StoredRecord) -> bool:
             table.look_again()
             if (ends := table.state.last_seqno.get(group, 0)) != data.seqno - 1:
                 return ends == last
-            if table.append_once(ledger_rows(group, [record], {mark.offset: headers})):
+            if table.append_once(ledger_rows(group, ends, [record], {mark.offset: headers})):
                 return True
         raise table.contended()

@@ -6,19 +6,18 @@ Invariant: the rows equal Spark's for the same records (tests/spark/test_process
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from connectors.kafka.codec.codec import DATA_FIELDS, data_count
+from connectors.kafka.codec.codec import DATA_FIELDS
 from connectors.kafka.codec.headers import NOTHING
 from connectors.kafka.log.effective import Effective, Messages, address_of
 from connectors.ledger.append_only import Layout
 from connectors.ledger.seqno_table import LEDGER, VIEWS
-from ordering.base.kinds import SINGLE_KINDS
 from ordering.base.records import MESSAGE, VIEW
 
 _ARROW: dict[str, pa.DataType] = {
@@ -43,14 +42,14 @@ def arrow_schema(layout: Layout) -> pa.Schema:
 LEDGER_ARROW, VIEWS_ARROW = arrow_schema(LEDGER), arrow_schema(VIEWS)
 
 
-def ledger_rows(group: str, records: Sequence[Effective], headers: Mapping[int, RawHeaders]) -> pa.Table:
-    """Return the rows of the group's records. `headers`: all of each record's, by its offset in DATA.
+def ledger_rows(group: str, last: int, records: Sequence[Effective], headers: Mapping[int, RawHeaders]) -> pa.Table:
+    """Return the rows of the group's records, which follow seqno `last`. `headers`: of each record, by its offset.
 
-    A record that takes several numbers, the mark of a restore or one of a later version, is a row for each; the first
-    has the payload.
+    A record that takes several numbers, the mark of a restore or one of a later version, is a row for each of them that
+    is new; the first has the payload.
     """
     if not isinstance(records, Messages):
-        records = [row for record in records for row in _each_number(record, headers[record.offset])]
+        records = list(_each_number(last, records))
     of_each = [headers[offset] for offset in _column(records, "offset")]
     lines = [_text(of_record).decode("latin-1") for of_record in of_each]  # fields of later versions may be any bytes
     fields = pc.split_pattern(pa.array(lines, pa.string()), " ")
@@ -96,10 +95,12 @@ def view_rows(group: str, site: str, records: Sequence[Effective]) -> pa.Table:
     return pa.Table.from_pylist(rows, VIEWS_ARROW)
 
 
-def _each_number(record: Effective, headers: RawHeaders) -> list[Effective]:
-    count = data_count(_text(headers).split(b" ")) if record.kind not in SINGLE_KINDS else 1
-    first = record._replace(seqno=record.seqno - count + 1)
-    return [first, *(first._replace(seqno=first.seqno + further, value=None) for further in range(1, count))]
+def _each_number(last: int, records: Iterable[Effective]) -> Iterator[Effective]:
+    for record in records:
+        yield record._replace(seqno=last + 1)
+        for seqno in range(last + 2, record.seqno + 1):
+            yield record._replace(seqno=seqno, value=None)
+        last = record.seqno
 
 
 def _column(records: Sequence[Effective], name: str) -> list[Any]:
