@@ -10,7 +10,7 @@ without a gap. The follower that comes back has read just the records before its
 * each record has the offset behind the one before it, or follows a hole that is known to be harmless. Any other record
   ends the pass for its group. So neither a lost record nor tasks that share a topic do harm;
 * a record that the driver must see first ends it, too: a view, which goes into a table of its own before the rows
-  behind it, and a seal of a format that this version does not know;
+  behind it, and a seal in force of a format that this version does not know;
 * a record that begins before the next seqno gives the rest of its seqnos only.
 
 A crash of the task gives neither rows nor followers. The driver's own followers stay as they are until the rows are
@@ -124,15 +124,16 @@ class Follower:
         if self.is_over:
             return 0
         wanted = np.append(self.offset, records.offset + 1)[:-1]
-        ends = records.format > NEWEST.number
-        if not self.passes_views:
-            ends |= records.is_view
+        is_later = records.is_control & (records.format > NEWEST.number)
+        if is_later.any():  # a record that is not in force tells nothing
+            is_later &= records.epoch >= np.maximum.accumulate(np.maximum(records.epoch, self.reader.epoch))
+        ends = is_later if self.passes_views else is_later | records.is_view
         at: int
         for at in np.flatnonzero(ends | (records.offset != wanted)).tolist():
             hole = begin, end = int(wanted[at]), int(records.offset[at])
             if ends[at] or end < begin or not (self.passes_holes is None or hole in self.passes_holes):
                 self.is_over = True
-                self.later = number if (number := int(records.format[at])) > NEWEST.number else 0
+                self.later = int(records.format[at]) if is_later[at] else 0
                 return at
             self.holes.append(hole)
         return len(records.offset)
@@ -258,8 +259,11 @@ def _payloads(batch: pa.RecordBatch, several: list[int], places: NDArray[np.int6
         try:
             yield payloads_in(value or b"", number)
         except ProtocolViolation as error:
-            topic, offset = batch.column("topic")[at].as_py(), batch.column("offset")[at].as_py()
-            raise ProtocolViolation(f"a pack of DATA can't be read: {topic} {offset}: {error}") from error
+            group, topic, offset = (batch.column(name)[at].as_py() for name in (GROUP, "topic", "offset"))
+            # `connectors.spark.query_failure` finds the group: the job leaves out no other.
+            raise ProtocolViolation(
+                f"group {group}: a pack of DATA can't be read: {topic} {offset}: {error}"
+            ) from error
     yield payload.slice(done)
 
 

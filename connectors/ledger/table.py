@@ -37,6 +37,7 @@ from collections.abc import Callable, Mapping
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from connectors.kafka.groups.unservable_groups import raise_unservable
 from connectors.kafka.log.data_log import Start
 from connectors.ledger.appending import SparkTable, any_of, create_or_mend, lock_of_tables
 from connectors.ledger.one_pass import BESIDE as BESIDE
@@ -50,6 +51,7 @@ from connectors.ledger.table_state import read_table_state as read_table_state
 from connectors.spark import codec as spark_codec
 from connectors.spark.table_store import prepare
 from connectors.storage.location import Location
+from ordering.base.errors import LaterVersion
 from ordering.base.formats import Format, follow
 from ordering.base.records import MESSAGE, STRAY, STRAY_EPOCH, VIEW
 
@@ -177,8 +179,13 @@ class LedgerWriter(BatchWriter):
         if len(reports := passes.met()) != 1:
             raise DataSkipped(_UNTOLD)
         looked = reports[0]
+        later: dict[str, LaterVersion] = {}
         for group, follower in looked.items():
-            check_look(group, self._followers[group].offset, follower, self._beginning)
+            try:
+                check_look(group, self._followers[group].offset, follower, self._beginning)
+            except LaterVersion as error:
+                later[group] = error
+        raise_unservable(later, self.starts)
         views = {group: follower.views for group, follower in looked.items() if follower.views}
         if views:
             is_view = any_of(

@@ -12,15 +12,18 @@ import pytest
 from connectors.ledger.one_pass import BESIDE, Follower, Followers, effective_rows
 from connectors.ledger.process.rows import LEDGER_ARROW
 from connectors.ledger.row import GROUP
+from ordering.base.errors import ProtocolViolation
+from ordering.base.formats import NEWEST, Format
 from ordering.base.packs import MAX_PACK_MESSAGES, encode_pack, unpacked
 from ordering.base.reader import Reader, Verdict
-from ordering.base.records import ENTRY, MESSAGE, MESSAGES, VIEW, Data, Headers, Source
+from ordering.base.records import ENTRY, MESSAGE, MESSAGES, STRAY, STRAY_EPOCH, VIEW, Data, Headers, Source
 from ordering.sequencer.sequencer import seal, snapshot
 from ordering.sequencer.state import SequencerState
 
 NUMBERS = ("offset", "count", "format")
 SCHEMA = pa.schema([*LEDGER_ARROW, *((name, pa.int64() if name in NUMBERS else pa.string()) for name in BESIDE)])
 EPOCH_IN_FORCE = 5
+LATER = Format(NEWEST.number + 7, "9.8.7")
 LOGS = 120
 
 
@@ -75,7 +78,7 @@ def random_log(number: int) -> Log:
             else:
                 epoch += rng.random() < 0.2
                 odd = several(rng, max(1, seqno + rng.choice((-2, -1, 1, 2))), epoch)
-                stale = message(seqno, epoch=epoch - 1)
+                stale = rng.choice((message(seqno, epoch=epoch - 1), replace(seal(EPOCH_IN_FORCE - 1), format=LATER)))
                 view = Data(VIEW, epoch, seqno, 3, payload=b'{"members": []}')
                 record = rng.choice((odd, odd, stale, view, seal(epoch), snapshot_at(seqno - 1, epoch, group)))
         elif rng.random() < 0.15:
@@ -182,6 +185,25 @@ def test_only_what_the_reading_rule_takes(batch: int) -> None:
         assert ends[0] == ends[1] == (log.records[-1][0] + 1, ends[0][1], False)
 
 
+@pytest.mark.parametrize(
+    ("told", "ends"),
+    [
+        (replace(seal(EPOCH_IN_FORCE), format=LATER), True),
+        (replace(seal(EPOCH_IN_FORCE - 1), format=LATER), False),
+        (replace(message(2, epoch=EPOCH_IN_FORCE), format=LATER), False),
+        (Data(STRAY, STRAY_EPOCH, format=LATER), False),
+    ],
+)
+def test_a_format_counts_in_a_seal_in_force_only(told: Data, ends: bool) -> None:
+    """All readers of DATA pass over the others."""
+    first, last = (message(seqno, epoch=EPOCH_IN_FORCE) for seqno in (1, 2 if told.kind != MESSAGE else 3))
+    log = Log("g", (0, 1, EPOCH_IN_FORCE - 2), list(enumerate((first, told, last))))
+    for batch in (1, 3):
+        _, met = passed(columns_of(log), {"g": log.follower.looking()}, batch)
+        assert (met["g"].later, met["g"].is_over) == (LATER.number if ends else 0, ends)
+        assert met["g"].reader.last_seqno == (1 if ends else last.seqno)
+
+
 def test_a_hole_that_no_look_has_met() -> None:
     """DATA loses a record after the look: nothing behind it is written."""
     log = Log("g", (0, 1, 1), list(enumerate(map(message, range(1, 6)))))
@@ -190,6 +212,14 @@ def test_a_hole_that_no_look_has_met() -> None:
         rows, met = passed(columns_of(log._replace(records=kept)), {"g": log.follower.behind_look(looked["g"])}, 10)
         assert [seqno for seqno, *_ in rows.get("g", [])] == [1, 2][: len(kept) - 2] * (kept[0][0] == 0)
         assert met["g"].is_over
+
+
+def test_the_error_of_a_pack_names_its_group() -> None:
+    """So the job leaves only that group out (`connectors.spark.query_failure`)."""
+    pack = replace(message(1), kind=MESSAGES, payload=b"\x02", count=2)
+    log = Log("g", (0, 1, 1), [(0, pack)])
+    with pytest.raises(ProtocolViolation, match=r"^group g: a pack of DATA can't be read: abcast\.g\.data\.nyc 0: "):
+        passed(columns_of(log), {"g": log.follower}, 1)
 
 
 def test_packs_become_rows_in_parts() -> None:

@@ -26,8 +26,9 @@ from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.sequencer_thread import SequencerThread
 from jobs.terminal.streaming import JobThread, working
 from ordering.base.errors import EnvironmentProblem
+from ordering.base.formats import NEWEST, Format
 from ordering.base.reader import Lost, Reader
-from ordering.base.records import RESTORED, Data
+from ordering.base.records import EPOCH, RESTORED, Data
 from tests.waiting import WAIT, eventually
 
 SITE = "nyc"
@@ -215,6 +216,21 @@ def test_a_record_is_a_row_for_each_of_its_new_numbers(kafka: MemoryConnection) 
     assert found == [(seqno, new.get(seqno)) for seqno in range(2, 9)]
     assert list(data_of_ledger("g", SITE, iter([read[0].to_pylist()[2:]]), 1)) == marks
     feed.close()
+
+
+@pytest.mark.slow
+def test_a_format_that_is_not_in_force_is_not_believed(kafka: MemoryConnection, tmp_path: Path) -> None:
+    """Neither at the start, which looks back, nor later."""
+    stale = encode_data(Data(EPOCH, 0, format=Format(NEWEST.number + 7, "9.8.7")))
+    place = TopicPartition(f"abcast.g.data.{SITE}", 0)
+    with SequencerThread(kafka, "g", SITE), member(kafka, "g") as alice:
+        alice.broadcast(b"1").result(WAIT)
+    kafka.topics.append(place, *stale)
+    with writing(kafka, tmp_path):
+        has_all(tmp_path, 1)
+        kafka.topics.append(place, *stale)
+        kafka.topics.append(place, *encode_data(Data("later", 1, 2)))
+        has_all(tmp_path, 2)
 
 
 @pytest.mark.slow

@@ -10,17 +10,18 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 from kafka.structs import TopicPartition
-from pyspark.errors import PySparkException
+from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import SparkSession
 
 from connectors.kafka.connection.sites import Direction
+from connectors.kafka.groups.unservable_groups import UnservableGroups
 from connectors.kafka.log.data_log import DataLog, Start
 from connectors.ledger.state import state_from_ledger
 from connectors.ledger.table import LedgerWriter, create_tables
 from connectors.relay.process.copying import copier
 from connectors.relay.rules import mesh_data
 from connectors.relay.spark.columns import rows_by
-from connectors.spark.query_failure import explain
+from connectors.spark.query_failure import explain, failed_group
 from ordering.base.errors import LaterVersion, ProtocolViolation
 from ordering.base.formats import NEWEST, Format
 from ordering.base.packs import encode_pack
@@ -95,14 +96,38 @@ def test_a_record_has_a_row_for_each_of_its_numbers(spark: SparkSession, tmp_pat
 
 @pytest.mark.long
 def test_a_later_format_stops_the_ledger(spark: SparkSession, tmp_path: Path) -> None:
-    """The job ends with a sentence. The records before the seal are in the table, or in DATA for the next version."""
+    """The group ends with a sentence. The records before the seal are in the table, or in DATA for the next version.
+
+    With another group, only this one ends. A seal that is not in force stops nothing.
+    """
     create_tables(spark, tmp_path)
     writer = writer_of(tmp_path, Start(0, Reader()))
-    writer.write(source_frame(spark, rows_of(*LOG[:2])), 0)
+    writer.write(source_frame(spark, rows_of(LOG[0], Data(EPOCH, 0, format=LATER), message(1))), 0)
     writer.check()
-    writer.write(source_frame(spark, rows_of(Data(EPOCH, 2, format=LATER), message(2), first=2)), 1)
-    with pytest.raises(LaterVersion, match=rf"abcast\.g\.data\.local has format {LATER.number}\b"):
-        writer.check()
+    of_two = LedgerWriter(tmp_path / "ledger", dict.fromkeys("gh", Start(3, Reader(1, 1))), lambda _: 0)
+    seal = source_frame(spark, rows_of(Data(EPOCH, 2, format=LATER), message(2), first=3))
+    for each, error in ((writer, LaterVersion), (of_two, UnservableGroups)):
+        each.write(seal, 1)
+        with pytest.raises(error, match=rf"abcast\.g\.data\.local has format {LATER.number}\b"):
+            each.check()
+
+
+@pytest.mark.long
+def test_a_pack_that_no_sequencer_writes_stops_its_group(spark: SparkSession, tmp_path: Path) -> None:
+    """The error of the query tells the group, which the job then leaves out."""
+    create_tables(spark, tmp_path)
+    writer = writer_of(tmp_path, Start(0, Reader()))
+    rows = rows_of(Data(EPOCH, 1), replace(message(1), kind=MESSAGES, payload=b"\x02", count=2))
+    sink = (
+        spark.readStream.format("rate")
+        .load()
+        .writeStream.foreachBatch(lambda _, number: writer.write(source_frame(spark, rows), number))
+    )
+    query = sink.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
+    with pytest.raises(StreamingQueryException) as raised:
+        query.awaitTermination(60)
+    reason = explain(raised.value, tmp_path)
+    assert (type(reason), failed_group(reason)) == (ProtocolViolation, "g")
 
 
 @pytest.mark.long

@@ -151,13 +151,17 @@ class DataLog:
     def records(self, start: int, end: int) -> Iterator[StoredRecord]:
         """Yield the records of DATA with `start` <= offset < `end`, in order, strays included.
 
-        Raises LaterVersion at a seal whose format this version does not know; BrokerUnreachable; HistoryUnavailable if
-        retention has dropped the next record.
+        Raises LaterVersion at a seal whose format this version does not know, unless a record before it has a higher
+        epoch: no reader believes such a seal. Raises BrokerUnreachable; HistoryUnavailable if retention has dropped the
+        next record.
         """
+        epoch = 0
         for record in read_range(self.connection, self._consumer, self.partition, start, end):
             data = decode_data(record.key, record.value, record.headers)
             self.strays += data.kind == STRAY
-            follow(str(self.topic), data.format)
+            if data.epoch >= epoch:
+                epoch = data.epoch
+                follow(str(self.topic), data.format)
             yield StoredRecord(record.offset, record.timestamp, data)
 
     def is_copy(self) -> bool:
