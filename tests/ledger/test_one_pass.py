@@ -195,7 +195,7 @@ def test_only_what_the_reading_rule_takes(batch: int) -> None:
     ],
 )
 def test_a_format_counts_in_a_seal_in_force_only(told: Data, ends: bool) -> None:
-    """All readers of DATA pass over the others."""
+    """Readers of DATA pass over a format anywhere else."""
     first, last = (message(seqno, epoch=EPOCH_IN_FORCE) for seqno in (1, 2 if told.kind != MESSAGE else 3))
     log = Log("g", (0, 1, EPOCH_IN_FORCE - 2), list(enumerate((first, told, last))))
     for batch in (1, 3):
@@ -215,7 +215,7 @@ def test_a_hole_that_no_look_has_met() -> None:
 
 
 def test_the_error_of_a_pack_names_its_group() -> None:
-    """So the job leaves only that group out (`connectors.spark.query_failure`)."""
+    """`connectors.spark.query_failure` finds the group in it, and the job leaves out no other."""
     pack = replace(message(1), kind=MESSAGES, payload=b"\x02", count=2)
     log = Log("g", (0, 1, 1), [(0, pack)])
     with pytest.raises(ProtocolViolation, match=r"^group g: a pack of DATA can't be read: abcast\.g\.data\.nyc 0: "):

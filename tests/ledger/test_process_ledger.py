@@ -201,7 +201,7 @@ def test_headers_are_kept_no_longer_than_their_records(kafka: MemoryConnection) 
 
 
 def test_a_record_is_a_row_for_each_of_its_new_numbers(kafka: MemoryConnection) -> None:
-    """Marks that overlap what was read before: no seqno twice, and each mark's payload is kept."""
+    """The second mark overlaps the first. No seqno comes twice, and the table has both payloads."""
     marks = [
         Data(RESTORED, 1, first, payload=Lost(first, last).to_json(), count=last - first + 1) for first, last in MARKS
     ]
