@@ -97,15 +97,15 @@ def resend(
 ) -> None:
     """Broadcast a refused message again, as a new one.
 
-    It has the payload and the headers, and two headers more: `dead-letter`, the letter's place and its sender, and
+    It has the payload and the headers, and two headers more: `dead-letter`, the dead letter's place and its sender, and
     `resent-by`, the operator. The dead letter stays. A message can be sent again if it would not be refused for itself:
     a record without the header `abcast` can, one that is too large, has no payload or is no message can't. Of a pack
     the messages are sent that the order lacks.
 
-    End its sender first: a member repeats its unordered messages. A second run for the same letter finds the first one
-    in the order, says its seqno, and sends nothing; nor does a run that finds the sender's repeat. If the first one was
-    cut off in a pack, the second one sends the rest. Run one at a time. If the sender was forgotten, or DATA of that
-    time is purged, it needs --anyway: the order may have the message.
+    End its sender first: a member repeats its unordered messages. A second run for the same dead letter finds the first
+    one in the order, says its seqno, and sends nothing; nor does a run that finds the sender's repeat. If the first one
+    was cut off in a pack, the second one sends the rest. Run one at a time. If the sender was forgotten, or DATA of
+    that time is purged, it needs --anyway: the order may have the message.
     """
     from connectors import Member
     from connectors.diagnosis.dead_letters import messages_of, unsent
@@ -118,8 +118,8 @@ def resend(
     payloads, headers = messages_of(letter, group, site, act.who)
     left = payloads if anyway else unsent(connection, group, site, letter, payloads)
     with Member(group, str(address), connection=connection) as client:
-        receipt = client.broadcast_many(left, headers, timeout)
         record_act(connection, group, site, act)
+        receipt = client.broadcast_many(left, headers, timeout)
         seqno = receipt.result(timeout)
     row = {"group": group, "dead_letter": offset, "seqno": seqno, "sender": str(address), "resent_by": act.who}
     sent = "" if len(left) == len(payloads) else f", {len(left)} of them sent now"

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from subprocess import CompletedProcess
+from typing import NoReturn
 
 import pytest
 from kafka.structs import TopicPartition
@@ -19,6 +20,7 @@ from connectors.kafka.topics.senders import forget_senders, known_senders
 from connectors.kafka.topics.settings import change_settings
 from connectors.testing import MemoryGroup, SequencerThread
 from connectors.testing.memory_kafka import MemoryConnection
+from ordering.base.errors import ForwardTableFull
 from ordering.base.packs import WRONG_LENGTHS, encode_pack
 from ordering.base.records import MAX_PAYLOAD_BYTES, DeadLetter, Source
 from ordering.membership.membership import NOT_A_MEMBER
@@ -71,6 +73,21 @@ def test_the_message_gets_an_order_of_its_own(group: MemoryGroup, tmp_path: Path
     )
     [act] = read_status(kafka, "g", "local").acts
     assert (act.act, act.what, act.why) == ("resend", f"dead letter {offset}", "the client is mended")
+
+
+def test_the_act_is_recorded_before_it_is_done(
+    group: MemoryGroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is cut off as it sends leaves its trace."""
+    recorded: list[str] = []
+
+    def cut_off(*_: object) -> NoReturn:
+        recorded.extend(act.act for act in read_status(group.connection, "g", "local").acts)
+        raise ForwardTableFull("cut off")
+
+    monkeypatch.setattr(Member, "broadcast_many", cut_off)
+    assert resend(tmp_path, refused(group.connection, b"1")).returncode == 1
+    assert recorded == ["resend"]
 
 
 def test_a_second_run_is_told_and_sends_nothing(group: MemoryGroup, tmp_path: Path) -> None:
