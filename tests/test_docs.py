@@ -374,7 +374,7 @@ def test_errors() -> None:
 
 def test_limits() -> None:
     """The limits it lists are those in the code."""
-    from connectors.client.tail.go_back_n import MAX_RESEND_S
+    from connectors.client.tail.go_back_n import resend_wait_s
     from connectors.client.values.sending_limits import SendingLimits
     from connectors.engine.group import IN_FLIGHT_BYTES
     from connectors.kafka.connection.backlog import BATCH_BYTES
@@ -388,6 +388,8 @@ def test_limits() -> None:
     sending, mebibyte = SendingLimits(), 1024 * 1024
     job = {field.name: field.default for field in dataclasses.fields(JobOptions)}
     assert TRIGGER_S == 1
+    first_s, *then_s = (resend_wait_s(sending.resend_after_s, resends) for resends in range(9))
+    assert then_s == then_s[:1] * 8
     [table] = tables(section(doc("limits"), "## Limits"))
     shown = {row[0]: row[1] for row in table}
     assert shown == {
@@ -411,9 +413,7 @@ def test_limits() -> None:
             f"{QUEUE_BYTES // mebibyte} MiB, {QUEUE_RECORDS:,} records: all members of a process on one connection"
         ),
         "first answer of a broker (`connect_timeout`)": f"{Connection().timeout:g} s",
-        "resend (`resend_after_s`)": (
-            f"after {sending.resend_after_s:g} s without progress, doubling to {MAX_RESEND_S:g} s"
-        ),
+        "resend (`resend_after_s`)": f"after {first_s:g} s without progress, then every {then_s[0]:g} s",
         "a micro-batch (`--max-batch-records`)": f"{job['max_batch_records']:,} records, all groups together",
         "a micro-batch of large records": (
             f"{BATCH_BYTES // mebibyte} MiB, by the average size of the records in their partitions"

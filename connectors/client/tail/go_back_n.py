@@ -47,6 +47,11 @@ STUCK_PRODUCER_S = 150.0
 _logger = logging.getLogger(__name__)
 
 
+def resend_wait_s(first_s: float, resends: int) -> float:
+    """Return the seconds without progress before the next resend, after so many in vain."""
+    return min(first_s * 2.0 ** min(resends, 20), max(first_s, MAX_RESEND_S))
+
+
 class GoBackN:
     """The sender of one table.
 
@@ -142,7 +147,7 @@ class GoBackN:
                 return
             self.note_failure("the producer is stuck")
         first = FAILED_RESEND_S if self.has_failed else self._resend_after
-        if first is None or waited < min(first * 2 ** min(self._resends, 20), max(first, MAX_RESEND_S)):
+        if first is None or waited < resend_wait_s(first, self._resends):
             return
         self._resends += 1
         self._progress_at = now
