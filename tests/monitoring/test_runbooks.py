@@ -241,7 +241,8 @@ def test_a_site_is_gone(broker: EmbeddedBroker, made: Callable[..., Pipeline], t
     for each in (nyc, sfo):
         each.start("sequence")
     nyc.heals(group)
-    for undo in (lambda: sfo.start("sequence"), lambda: nyc.do("AbcastAgreementWaits", group, GONE="rb-sfo")):
+    placeholders = {"GONE": "rb-sfo", "FILE": file}
+    for undo in (lambda: sfo.start("sequence"), lambda: nyc.do("AbcastAgreementWaits", group, **placeholders)):
         sfo.end()
         nyc.arises("AbcastAgreementWaits", group, lambda status: status["agreement"]["waits"])
         undo()
