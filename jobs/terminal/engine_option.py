@@ -38,7 +38,7 @@ SWITCH_S = 0.0005
 
 
 class Engine(str, Enum):
-    """The engine that decides the order. Both have the same core, takeover and DATA: to change it, start the other."""
+    """The engine that decides the order. Both have the same core and takeover: to change it, start the other."""
 
     spark = "spark"
     process = "process"
@@ -48,8 +48,8 @@ EngineOption = Annotated[
     Engine,
     typer.Option(
         "--engine",
-        help="The engine that decides the order: Spark (the most records a second), or a plain Python process "
-        "(milliseconds, no JVM).",
+        help="The engine that decides the order: Spark (the most single records a second), or a plain Python process "
+        "(milliseconds, no JVM; the most messages in packs).",
     ),
 ]
 
