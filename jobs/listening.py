@@ -38,7 +38,7 @@ Payloads = Annotated[
     typer.Option(
         "--listen-payloads",
         envvar="ABCAST_LISTEN_PAYLOADS",
-        help="Show payloads on the page of --listen: then whoever reaches the port reads messages.",
+        help="Show payloads on the page of --listen: then everybody with access to the port reads messages.",
     ),
 ]
 _ENDS_WITHIN_S = 5.0

@@ -104,6 +104,12 @@ def test_a_sentence_is_read_once() -> None:
     assert {path: found for path in held if (found := read_twice(path.read_text(encoding="utf-8")))} == {}
 
 
+def test_nobody_is_whoever() -> None:
+    """Pages, help texts and conf/ name the actor, too."""
+    texts = [*MODULES, *ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "conf").rglob("*.y*ml")]
+    assert [path for path in texts if re.search("whoever", path.read_text(encoding="utf-8"), re.IGNORECASE)] == []
+
+
 def read_twice(code: str) -> list[str]:
     """Return the docstrings and comments that break the rule."""
     docstrings, texts = docstrings_of(ast.parse(code)), []
