@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from jobs.terminal.options import AsJson, BootstrapServers, Group, KafkaConfig, connection_to
+from jobs.terminal.options import AsJson, BootstrapServers, Group, KafkaConfig, SeveralSites, connection_to
 from jobs.terminal.sites_option import SitesFile, optional_sites, required_sites
 from ordering.base.errors import UsageError
 from ordering.base.names import DEFAULT_SITE
@@ -42,7 +42,6 @@ RoleOption = Annotated[
     ),
 ]
 Principal = Annotated[str, typer.Option(help="The user that gets the rights, as Kafka names it: User:NAME.")]
-SiteOption = Annotated[list[str] | None, typer.Option("--site", help="A site of the group; repeat for more.")]
 Source = Annotated[str | None, typer.Option("--from", help="Relay: the site that it carries from.")]
 Target = Annotated[str | None, typer.Option("--to", help="Relay: the site that it carries to.")]
 
@@ -52,7 +51,7 @@ def print_(
     group: Group,
     role: RoleOption,
     principal: Principal,
-    site: SiteOption = None,
+    site: SeveralSites = None,
     source: Source = None,
     target: Target = None,
     sites: SitesFile = None,
@@ -73,7 +72,7 @@ def apply(
     group: Group,
     role: RoleOption,
     principal: Principal,
-    site: SiteOption = None,
+    site: SeveralSites = None,
     source: Source = None,
     target: Target = None,
     sites: SitesFile = None,

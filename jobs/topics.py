@@ -16,6 +16,7 @@ from jobs.terminal.options import (
     Group,
     KafkaConfig,
     Location,
+    SeveralSites,
     Why,
     connection_to,
 )
@@ -36,7 +37,7 @@ app = typer.Typer(
 @app.command()
 def create(
     group: Group,
-    site: Annotated[list[str] | None, typer.Option("--site", help="A site of the group; repeat for more.")] = None,
+    site: SeveralSites = None,
     partitions: Annotated[
         int | None, typer.Option(min=1, max=1000, help="Partitions of each forward topic, for good (1).")
     ] = None,
@@ -123,7 +124,7 @@ def _warn_of_rows(group: str, ledger: Location) -> None:
 @app.command()
 def upgrade(
     group: Group,
-    site: Annotated[list[str] | None, typer.Option("--site", help="A site of the group; repeat for more.")] = None,
+    site: SeveralSites = None,
     to: Annotated[
         int | None,
         typer.Option("--to", min=FIRST.number, max=NEWEST.number, help=f"The format (the newest, {NEWEST.number})."),
@@ -175,13 +176,15 @@ def list_(
 @app.command()
 def delete(
     group: Group,
-    site: Annotated[list[str] | None, typer.Option("--site", help="A site of the group; repeat for more.")] = None,
+    site: SeveralSites = None,
     bootstrap_servers: BootstrapServers = None,
     kafka_config: KafkaConfig = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Delete a group's topics, and with them its order, for good. Without --site, at all sites of this Kafka.
+    """Delete a group's topics, and with them its order, for good.
+
+    With a site (--site, ABCAST_SITE, or `site` in abcast.toml) at that site only, else at all sites of this Kafka.
 
     Stop its members first. The ledger keeps the group's rows, and a new group begins at seqno 1: give it another name,
     or another --data.
@@ -191,7 +194,8 @@ def delete(
     connection = connection_to(bootstrap_servers, kafka_config, "topics")
     found = [topic for topic in find_topics(connection) if topic.group == group and (not site or topic.site in site)]
     if not found:
-        raise UsageError(f"there are no topics of group {group}: `abcast topics list` shows all.")
+        where = f" at {', '.join(site)}" if site else ""
+        raise UsageError(f"there are no topics of group {group}{where}: `abcast topics list` shows all.")
     if not yes:
         if not sys.stdin.isatty():
             raise UsageError(

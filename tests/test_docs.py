@@ -20,6 +20,7 @@ from connectors.kafka.codec import cast_codec, codec
 from connectors.kafka.codec.dead_letter_codec import DEAD_LETTER_HEADER
 from connectors.kafka.codec.headers import VERSION
 from connectors.kafka.connection.client_configuration import ClientConfiguration
+from connectors.kafka.connection.connection import Connection
 from connectors.kafka.connection.sites import SUSPECT_AFTER_MS, read_sites
 from connectors.kafka.topics import topics
 from connectors.storage.settings import configured_storage
@@ -37,6 +38,7 @@ from ordering.membership.membership import MAX_LEFT, NOT_A_MEMBER
 from ordering.sequencer import sequencer
 from ordering.sequencer.sequencer import BAD_ADDRESS, FORGOTTEN
 from ordering.sequencer.state import SNAPSHOTS
+from tests.cli.here import abcast_here
 from tests.papers import DOCS, PAGES, README, ROOT, SOURCE_FILES, anchors, doc, fences, prose, section, spans, tables
 
 LONGEST_README = 200
@@ -331,7 +333,22 @@ def test_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ABCAST_CONTEXT", "prod")
     security = ClientConfiguration().security
     assert (security.protocol, security.ca_file) == ("SSL", str(tmp_path / "prod-ca.pem"))
-    assert options.load_config(command())["topics"]["create"]["replication_factor"] == 3
+    assert made_by_the_example(tmp_path, monkeypatch) == [("kafka-1:9093,kafka-2:9093", "orders", ["nyc"], 3)]
+
+
+def made_by_the_example(cwd: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, list[str], int]]:
+    """Run `abcast topics create` with abcast.toml; return the servers, groups, sites and copies of the topics."""
+    made = []
+
+    def create(connection: Connection, group: str, sites: list[str], _: int, copies: int) -> list[str]:
+        made.append((connection.bootstrap_servers, group, sites, copies))
+        return []
+
+    monkeypatch.setattr(topics, "check_layout", lambda *_: None)
+    monkeypatch.setattr(topics, "create_topics", create)
+    done = abcast_here("--context", "prod", "topics", "create", cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    return made
 
 
 def test_exit_codes() -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from connectors.kafka.login.configuration import configured
 from jobs.terminal.options import (
     DEFAULT_DATA,
     EXIT_ANOMALY,
@@ -16,6 +17,7 @@ from jobs.terminal.options import (
     Data,
     Group,
     KafkaConfig,
+    SeveralSites,
     connection_to,
     run_script,
 )
@@ -28,10 +30,9 @@ if TYPE_CHECKING:
 
 
 def check(
+    context: typer.Context,
     group: Group,
-    site: Annotated[
-        list[str] | None, typer.Option("--site", help="A site whose DATA to read; repeat for more.")
-    ] = None,
+    site: SeveralSites = None,
     bootstrap_servers: BootstrapServers = None,
     kafka_config: KafkaConfig = None,
     data: Data = DEFAULT_DATA,
@@ -53,14 +54,19 @@ def check(
 
     Names: lost, duplicate, gap, divergent, nonmonotonic-deliver, fifo-violation, causal-violation, view-violation.
 
-    With --sites, it reads DATA of all sites (or of the sites of --site). In a hub, and if sites agree, all must have
-    the same order, and the ledger and delivery logs may be any site's. In a mesh each site has its own order: there,
-    give --data and --deliveries of one site only, together with its --site. If a site of a mesh lacks messages of
-    another, the check waits 15 s: they are lost if the site makes no progress although the relay runs.
+    With --sites, it reads DATA of all sites, or of the sites of --site (ABCAST_SITE does not count then). In a hub, and
+    if sites agree, all must have the same order, and the ledger and delivery logs may be any site's. In a mesh each
+    site has its own order: there, give --data and --deliveries of one site only, together with its --site. If a site of
+    a mesh lacks messages of another, the check waits 15 s: they are lost if the site makes no progress although the
+    relay runs.
     """
     from connectors.diagnosis.report import check_group
 
-    where = optional_sites(sites, kafka_config, "check") or connection_to(bootstrap_servers, kafka_config, "check")
+    topology = optional_sites(sites, kafka_config, "check")
+    # The one site of all commands is no choice among the sites: the check would pass over the others.
+    if topology is not None and not _is_in_line(context) and site == [configured("site", "")]:
+        site = None
+    where = topology or connection_to(bootstrap_servers, kafka_config, "check")
     with Progress("looking at the sites") as progress:
         report = check_group(
             group,
@@ -74,6 +80,12 @@ def check(
     typer.echo(_as_json(group, report) if as_json else _as_text(report))
     if report.anomalies:
         raise typer.Exit(EXIT_ANOMALY)
+
+
+def _is_in_line(context: typer.Context) -> bool:
+    """Whether the command line has --site."""
+    source = context.get_parameter_source("site")
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _as_json(group: str, report: Report) -> str:

@@ -51,6 +51,22 @@ KafkaConfig = Annotated[
     ),
 ]
 Site = Annotated[str, typer.Option("--site", envvar="ABCAST_SITE", callback=check_site, help="The site.")]
+
+
+def check_sites(context: typer.Context, sites: list[str] | None) -> list[str] | None:
+    """Return the names of sites, the callback of a repeatable --site. Raises UsageError for an invalid name."""
+    source = context.get_parameter_source("site")
+    if not sites and source is not None and source.name == "ENVIRONMENT":
+        raise UsageError("ABCAST_SITE is blank: name a site there, or unset it.")  # else delete would take all sites
+    for site in sites or ():
+        check_site(site)
+    return sites
+
+
+SeveralSites = Annotated[
+    list[str] | None,
+    typer.Option("--site", envvar="ABCAST_SITE", callback=check_sites, help="A site of the group; repeat for more."),
+]
 if TYPE_CHECKING:
     from connectors.storage.location import Location as Location
 else:
@@ -255,8 +271,14 @@ def _defaults(
     if not isinstance(command, TyperGroup):
         names = _option_names(command)
         unknown += [f"{name}{key}" for key in table if key not in names]
+        several = {option.name for option in command.params if getattr(option, "multiple", False)}
         defaults = {**{key: value for key, value in shared.items() if key in names}, **table}
-        return {names.get(key, key): value for key, value in defaults.items()}
+        by_parameter = {names.get(key, key): value for key, value in defaults.items()}
+        # A key at the top is one value, also for commands that take several.
+        return {
+            name: [value] if name in several and isinstance(value, str) else value
+            for name, value in by_parameter.items()
+        }
     unknown += [f"{name}{key}" for key in table if key not in command.commands or not isinstance(table[key], dict)]
     return {
         key: _defaults(below, shared, table.get(key) or {}, f"{name}{key}.", unknown)  # type: ignore[arg-type]
