@@ -56,15 +56,17 @@ def status(
     sites: SitesFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show whether the order goes on. Exit code 1 if messages wait in a group and no sequencer is alive, or if a group
+    """Show whether the order goes on. Exit code 1 if messages wait in a group and nothing orders them, or if a group
     can't be read, for example because a topic is missing.
+
+    Nothing orders them if no sequencer is alive, the site waits for others, or an open transaction blocks them.
 
     With --groups, as the job has it, judge the job only: a group that it goes on without, and reports, is no failure.
 
     `sequencer`: alive, silent (with the time), none yet, or elsewhere (this site has a copy). `lag`: FORWARD records
-    that wait to be ordered. `rate`: messages per second over the last minute. `members`: members in the view. `dead`:
-    dead letters. `ledger`: seqnos that the ledger below --data lacks, `-` without one. --json has more. With --sites, a
-    neighbour whose relay has never begun is told, too.
+    that wait to be ordered. `rate`: records of DATA per second over the last minute (a pack is one record). `members`:
+    members in the view. `dead`: dead letters. `ledger`: seqnos that the ledger below --data lacks, `-` without one.
+    --json has more. With --sites, a neighbour whose relay has never begun is told, too.
     """
     connection = connection_to(bootstrap_servers, kafka_config, "status")
     of_job = groups if group is None else None  # a variable may have it

@@ -30,6 +30,8 @@ from ordering.base.errors import AbcastError, UsageError
 from ordering.base.names import check_site
 
 if TYPE_CHECKING:
+    from typer._click import Parameter  # typer's own copy of click
+
     from connectors.kafka.connection.connection import Connection
 
 EXIT_FAILED, EXIT_USAGE, EXIT_ANOMALY = 1, 2, 3
@@ -238,10 +240,12 @@ def _option_names(command: Command) -> dict[str, str]:
     """
     if isinstance(command, TyperGroup):
         return {name: value for below in command.commands.values() for name, value in _option_names(below).items()}  # type: ignore[arg-type]
-    spelled = [
-        (max((*option.opts, ""), key=len).lstrip("-").replace("-", "_"), str(option.name)) for option in command.params
-    ]
-    return {name: parameter for longest, parameter in spelled for name in (longest or parameter, parameter)}
+    return {name: str(option.name) for option in command.params for name in (_own_name(option), str(option.name))}
+
+
+def _own_name(option: Parameter) -> str:
+    """Return an option's longest name, or an argument's name, as a file may have it."""
+    return max(option.opts, key=len).lstrip("-").replace("-", "_")
 
 
 def _keys(command: TyperGroup, above: str = "") -> list[str]:
@@ -332,13 +336,19 @@ def _context_first(line: Sequence[str]) -> list[str]:
 
 
 def _take_variables(command: TyperGroup) -> None:
-    """Accept variables by an option's own name if its parameter has another; warn of variables that nothing reads.
+    """Accept variables by an option's own name, which the help shows; warn of variables that nothing reads.
 
-    A variable that begins with no command's name may be the deployment's own.
+    Typer reads that of the parameter's name, too. A variable that begins with no command's name may be the deployment's
+    own.
     """
-    names = dict(_variables(command, "ABCAST"))
-    for by_option, by_parameter in names.items():
-        if by_option in os.environ:
+    names: dict[str, str] = {}
+    for option, by_option, by_parameter in _variables(command, "ABCAST"):
+        names[by_option] = by_parameter
+        if by_option == by_parameter:
+            continue
+        if option.envvar in (None, by_option):
+            option.envvar = by_option
+        elif by_option in os.environ:
             os.environ.setdefault(by_parameter, os.environ[by_option])
     known = {*names, *names.values()}
     commands = tuple(f"ABCAST_{name.upper().replace('-', '_')}_" for name in command.commands)
@@ -348,14 +358,14 @@ def _take_variables(command: TyperGroup) -> None:
             typer.echo(f"abcast: nothing reads {variable}{f' ({alike[0]}?)' if alike else ''}", err=True)
 
 
-def _variables(command: Command, above: str) -> Iterator[tuple[str, str]]:
-    """Yield each variable that an option may have by its name, with the one that its parameter has."""
+def _variables(command: Command, above: str) -> Iterator[tuple[Parameter, str, str]]:
+    """Yield each option with the variables that it may have: by its own name, and by its parameter's."""
     if isinstance(command, TyperGroup):
         for name, below in command.commands.items():
             yield from _variables(below, f"{above}_{name.upper().replace('-', '_')}")  # type: ignore[arg-type]
         return
-    for name, parameter in _option_names(command).items():
-        yield f"{above}_{name.upper()}", f"{above}_{parameter.upper()}"
+    for option in command.params:
+        yield option, f"{above}_{_own_name(option).upper()}", f"{above}_{str(option.name).upper()}"
 
 
 def _tell(sentence: str, code: int) -> NoReturn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -11,7 +12,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from jobs.acl import Role
 from jobs.cli import app, command
+from jobs.inspection.doctor import Checked
 from tests.cli.here import abcast_here
 from tests.cli.process import ABCAST, ROOT, abcast, commands, environment
 from tests.waiting import WAIT
@@ -41,6 +44,34 @@ def test_help_at_80_columns(name: tuple[str, ...], monkeypatch: pytest.MonkeyPat
     shown = CliRunner().invoke(app, [*name, "--help"]).output
     assert [o for each in COMMAND_PARAMETERS[name] for o in each.opts if o.startswith("--") and o not in shown] == []
     assert max(map(len, shown.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [
+        *[("publish", "json"), ("query", "format"), ("isis", "id"), ("demo", "sites"), ("bench", "for")],
+        *[("acl print", "from"), ("topics create", "partitions")],
+    ],
+)
+def test_the_help_names_the_variable_of_an_option(tmp_path: Path, name: str, option: str) -> None:
+    """The variable has the option's name, also where the parameter has another."""
+    shown = abcast_here(*name.split(), "--help", cwd=tmp_path).stdout
+    assert f"[env var: ABCAST_{name.replace(' ', '_').upper()}_{option.upper()}" in re.sub(r"\s+", " ", shown)
+
+
+@pytest.mark.parametrize("variable", ["ABCAST_CONFIG_SHOW_JSON", "ABCAST_CONFIG_SHOW_AS_JSON"])
+def test_a_parameters_name_works_too(tmp_path: Path, variable: str) -> None:
+    done = abcast_here("config", "show", cwd=tmp_path, variables={variable: "1"})
+    assert (done.returncode, done.stderr) == (0, "")
+    rows = {row["name"] for row in map(json.loads, done.stdout.splitlines())}
+    assert {name for name in rows if "json" in name} == {variable.removeprefix("ABCAST_").lower()}
+
+
+def test_the_doctor_checks_each_role_but_a_relay(tmp_path: Path) -> None:
+    """A relay's rights are at two sites: `acl print` lists them."""
+    assert [role.value for role in Checked] == [role.value for role in Role if role is not Role.relay]
+    done = abcast_here("doctor", "--role", "relay", cwd=tmp_path)
+    assert (done.returncode, "'relay' is not one of 'member'" in done.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("group", ["", "acl", "broker", "config", "dead-letters", "members", "site", "topics"])
