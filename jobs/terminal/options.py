@@ -57,9 +57,16 @@ Site = Annotated[str, typer.Option("--site", envvar="ABCAST_SITE", callback=chec
 
 def check_sites(context: typer.Context, sites: list[str] | None) -> list[str] | None:
     """Return the names of sites, the callback of a repeatable --site. Raises UsageError for an invalid name."""
+    one, own = "ABCAST_SITE", f"{context.auto_envvar_prefix}_SITE"
+    if not sites and one in os.environ:
+        raise UsageError(f"{one} is blank: name a site there, or unset it.")  # else delete would take all sites
     source = context.get_parameter_source("site")
-    if not sites and source is not None and source.name == "ENVIRONMENT":
-        raise UsageError("ABCAST_SITE is blank: name a site there, or unset it.")  # else delete would take all sites
+    if (
+        source is not None
+        and source.name == "ENVIRONMENT"
+        and len({os.environ.get(each) for each in (one, own)} - {None}) > 1
+    ):
+        raise UsageError(f"{one} and {own} differ: unset one of them, or name the site by --site.")
     for site in sites or ():
         check_site(site)
     return sites

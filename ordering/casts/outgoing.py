@@ -50,13 +50,14 @@ class EarlierProcess(NamedTuple):
     """The process that has begun the incarnation, and has ended.
 
     `in_no_view`: the incarnation for casts outside of views from now on.
-    `last_view`: the view when this process began; None in a group without a flush. The earlier one may have cast in any
-    view up to it. A receiver may be in an earlier view still.
-    `unwritten`: the incarnation's first cast in a view that is not known to be written. All before it in its view are.
+    `last_view`: the view when this process began. The earlier one may have cast in any view up to it. A receiver may be
+    in an earlier view still.
+    `unwritten`: the incarnation's first cast in a view that is not known to be written. All before it in its view are,
+    and so is all in its clock: the vector of deliveries when it was sent, in full.
     """
 
     in_no_view: MemberIncarnation
-    last_view: int | None
+    last_view: int
     unwritten: Cast | None = None
 
 
@@ -169,7 +170,7 @@ class Outgoing:
         index = self._receiver.index_of(self.member)
         is_in = index is not None
         if self._uncounted_up_to is not None and self._receiver.view >= self._uncounted_up_to + is_in:
-            self._uncounted_up_to = None
+            self._uncounted_up_to = self._unwritten = None  # the view has told the count
             if index is not None:
                 self.in_views.restart(self._receiver.vector[index])
         if is_in and not self._was_in:
@@ -227,19 +228,29 @@ class Outgoing:
             self.is_quiet = True
         if index is None or kind not in (MESSAGE, FLUSH_OK):
             return Broadcast(kind, payload, None, headers)
-        clock = _with(receiver.vector, index, self._count)
+        clock = self._written_clock(index)
         self._clocks.enter(receiver.view)
         # FLUSH_OK may be refused, so later records can't build on its clock: it is always written.
         field = self._clocks.of_total(clock) if kind == MESSAGE else clocks.write(clock, None)
         depends = Depends(receiver.view, field) if field is not None else None
         return Broadcast(kind, payload, depends, headers)
 
-    @property
-    def _count(self) -> int:
-        """The number of own casts in this view, as far as it is known: others wait for these before the view ends."""
-        first = self._unwritten
-        written = first.local_seqno - 1 if first is not None and first.view == self._receiver.view else 0
-        return max(self.in_views.sent, written)
+    def delivered_clock(self) -> str:
+        """Return the vector of deliveries in the receiver's view, in full. Its owner has the receiver's lock."""
+        return clocks.write(tuple(self._receiver.vector), None)
+
+    def _written_clock(self, index: int) -> Clock:
+        """Return the vector of deliveries in this view, with the member's own casts as far as they are known.
+
+        All members wait for these before the view ends. The clock has their dependencies, too: otherwise the casts of
+        the earlier process would wait for others that nobody awaits.
+        """
+        receiver, first = self._receiver, self._unwritten
+        clock = _with(receiver.vector, index, max(self.in_views.sent, receiver.vector[index]))
+        if first is None or first.view != receiver.view or not first.clock:
+            return clock
+        before = _with(clocks.read(first.clock, None, len(clock)), index, first.local_seqno - 1)
+        return tuple(map(max, clock, before))
 
 
 def _with(clock: Clock, index: int, number: int) -> Clock:

@@ -97,6 +97,7 @@ def test_the_site(at: list[str], name: str, tmp_path: Path) -> None:
     ("variables", "text", "told"),
     [
         ({"ABCAST_SITE": " "}, "", "ABCAST_SITE is blank"),
+        ({"ABCAST_SITE": ""}, "", "ABCAST_SITE is blank"),
         ({"ABCAST_SITE": "a.b"}, "", "site name 'a.b' can't be used"),
         ({}, 'site = ""', "site name '' can't be used"),
     ],
@@ -108,6 +109,14 @@ def test_a_mistake_is_not_all_sites(
     done = abcast_here(*name.split(), "-g", "g", *COMMANDS[name], cwd=tmp_path, variables=variables)
     assert (done.returncode, done.stdout, at) == (2, "", [])
     assert told in done.stderr
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_two_variables_name_different_sites(at: list[str], name: str, tmp_path: Path) -> None:
+    variables = {"ABCAST_SITE": "nyc", f"ABCAST_{name.upper().replace(' ', '_')}_SITE": "sfo"}
+    done = abcast_here(*name.split(), "-g", "g", *COMMANDS[name], cwd=tmp_path, variables=variables)
+    assert (done.returncode, done.stdout, at) == (2, "", [])
+    assert "differ: unset one of them" in done.stderr
 
 
 def test_no_topics_at_the_site(at: list[str], tmp_path: Path) -> None:

@@ -53,8 +53,10 @@ class UnwrittenCast:
     """The cast as it was sent, without its payload and headers; None if it was not."""
     seqno: int = 0
     """The last seqno of DATA delivered when it was sent."""
+    clock: str = ""
+    """The vector of deliveries when it was sent, if an outbox is to have it."""
     is_numbered: bool = False
-    """Whether the outbox has `cast` and `seqno`."""
+    """Whether the outbox has `cast`, `seqno` and `clock`."""
 
     @property
     def size(self) -> int:
@@ -101,7 +103,7 @@ class CastKeeper:
             return True
         assert entry.cast is not None
         try:
-            self.outbox.number_cast(entry.place, entry.cast, entry.seqno)
+            self.outbox.number_cast(entry.place, entry.cast, entry.seqno, entry.clock)
         except EnvironmentProblem as error:
             _logger.warning("the outbox could not number a cast, which waits: %s", error)
             return False
@@ -149,7 +151,7 @@ def unwritten_casts(
     if entries is None:
         kept = outbox.casts(str(address)) if outbox is not None else []
         entries = [
-            UnwrittenCast(place, each.order, each.payload, each.headers, None, each.cast, seqno, True)
+            UnwrittenCast(place, each.order, each.payload, each.headers, None, each.cast, seqno, is_numbered=True)
             for place, each, seqno in kept
         ]
     in_views = [entry.seqno for entry in entries if entry.cast is not None and entry.cast.view != NO_VIEW]

@@ -157,11 +157,12 @@ class Caster:
         with self._hub.lock:
             seqno = self._hub.receiver.seqno
             released = list(self._outgoing.release())
+            clock = self._outgoing.delivered_clock() if released and self._keeper.outbox is not None else ""
         for message in released:
             if isinstance(message, Broadcast):
                 yield depends_header(message.depends)
             else:
-                self._leave(message, seqno)
+                self._leave(message, seqno, clock)
 
     def knows(self, flush_id: int) -> bool:
         """Whether the record with seqno `flush_id`, a START_FLUSH, is delivered here."""
@@ -198,9 +199,9 @@ class Caster:
                 entry.cast, entry.is_numbered = None, False
                 self._wait_to_leave(entry)
 
-    def _leave(self, cast: Cast, seqno: int) -> None:
+    def _leave(self, cast: Cast, seqno: int, clock: str) -> None:
         entry = self._waiting.popleft()
-        entry.cast, entry.seqno = cast._replace(payload=b"", headers=()), seqno
+        entry.cast, entry.seqno, entry.clock = cast._replace(payload=b"", headers=()), seqno, clock
         if entry.receipt is not None:
             entry.receipt.incarnation = cast.incarnation
         self._enter_the_table(entry)

@@ -91,15 +91,19 @@ def open_resources(
         if hub is not None and beginning.is_continued:
             # The outbox does not know the last number of a cast in its incarnation.
             number = memory.numbers.claim(beginning.incarnation, incarnations.claimed)
-            last_view = state.view if state.membership.settings.flush else None
-            earlier = EarlierProcess(MemberIncarnation(str(incarnations.address), number), last_view)
+            earlier = EarlierProcess(MemberIncarnation(str(incarnations.address), number), state.view)
     casts = UnwrittenCasts()
     if hub is not None:
         casts = unwritten_casts(
             connection, group, incarnations.address, incarnations.outbox, None if unsent is None else unsent.casts
         )
     if earlier is not None:
-        sent = (entry.cast for entry in casts.entries if entry.cast is not None and entry.cast.view != NO_VIEW)
+        restored = max((lost.last for lost in state.lost), default=0)  # no log has earlier casts
+        sent = (
+            entry.cast
+            for entry in casts.entries
+            if entry.cast is not None and entry.cast.view != NO_VIEW and entry.seqno >= restored
+        )
         own = (cast for cast in sent if cast.incarnation == beginning.incarnation)
         earlier = earlier._replace(unwritten=next(own, None))
     return IncarnationResources(shared, producer, subscription, beginning, start, state, hub, earlier, casts, may_pack)

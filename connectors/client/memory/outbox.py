@@ -47,7 +47,7 @@ COMMIT;
 _CASTS = """
 CREATE TABLE IF NOT EXISTS casts (
     place INTEGER PRIMARY KEY, casting TEXT NOT NULL, payload BLOB NOT NULL, headers TEXT,
-    incarnation INTEGER, local_seqno INTEGER, view INTEGER, seqno INTEGER
+    incarnation INTEGER, local_seqno INTEGER, view INTEGER, seqno INTEGER, clock TEXT
 )
 """
 
@@ -108,6 +108,8 @@ class Outbox:
         elif "seqno" not in [column[1] for column in execute("PRAGMA table_info(owner)")]:
             execute("ALTER TABLE owner ADD COLUMN seqno INTEGER")
         execute(_CASTS)
+        if "clock" not in [column[1] for column in execute("PRAGMA table_info(casts)")]:
+            execute("ALTER TABLE casts ADD COLUMN clock TEXT")
         # A write makes the lock an exclusive one, even if the file was only read so far.
         execute("UPDATE owner SET acknowledged = acknowledged")
         owner = execute("SELECT group_name, member, incarnation, acknowledged, seqno FROM owner").fetchone()
@@ -210,12 +212,15 @@ class Outbox:
             row = place, order, payload, _encode(headers)
             self._database.execute("INSERT INTO casts (place, casting, payload, headers) VALUES (?, ?, ?, ?)", row)
 
-    def number_cast(self, place: int, cast: Cast, seqno: int) -> None:
-        """Note the id under which a cast is sent, and the last `seqno` delivered then. Raises EnvironmentProblem."""
+    def number_cast(self, place: int, cast: Cast, seqno: int, clock: str) -> None:
+        """Note the id under which a cast is sent, and the last `seqno` and the vector of deliveries (`clock`) then.
+
+        Raises EnvironmentProblem.
+        """
         with self._explained():
             self._database.execute(
-                "UPDATE casts SET incarnation = ?, local_seqno = ?, view = ?, seqno = ? WHERE place = ?",
-                (cast.incarnation, cast.local_seqno, cast.view, seqno, place),
+                "UPDATE casts SET incarnation = ?, local_seqno = ?, view = ?, seqno = ?, clock = ? WHERE place = ?",
+                (cast.incarnation, cast.local_seqno, cast.view, seqno, clock, place),
             )
 
     def forget_casts(self, places: Sequence[int]) -> None:
@@ -226,16 +231,21 @@ class Outbox:
             self._database.execute("COMMIT")
 
     def casts(self, sender: str) -> list[KeptCast]:
-        """Return the casts that are not known to be written, in the order of acceptance. Raises EnvironmentProblem."""
+        """Return the casts that are not known to be written, in the order of acceptance. Raises EnvironmentProblem.
+
+        The clock of each is the vector of deliveries when it was sent; it is empty in a row of an earlier version.
+        """
         with self._explained():
             rows = self._database.execute(
-                "SELECT place, casting, payload, headers, seqno, incarnation, local_seqno, view FROM casts "
+                "SELECT place, casting, payload, headers, seqno, incarnation, local_seqno, view, clock FROM casts "
                 "ORDER BY place"
             ).fetchall()
         kept = []
-        for place, order, payload, headers, seqno, incarnation, local_seqno, view in rows:
-            has_left = incarnation is not None
-            cast = Cast(sender, incarnation, local_seqno, order=order, view=view) if has_left else None
+        for place, order, payload, headers, seqno, incarnation, *number, clock in rows:
+            cast: Cast | None = None
+            if incarnation is not None:
+                local_seqno, view = number
+                cast = Cast(sender, incarnation, local_seqno, order=order, view=view, clock=clock or "")
             kept.append(KeptCast(place, InheritedCast(order, payload, _decode(headers), cast), seqno or 0))
         return kept
 

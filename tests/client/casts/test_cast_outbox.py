@@ -163,11 +163,11 @@ def test_a_full_disk(connection: Connection, group: str, outbox: Path, monkeypat
         number = file.number_cast
         refused: list[int] = []
 
-        def refuse(place: int, cast: Cast, seqno: int) -> None:
+        def refuse(place: int, cast: Cast, seqno: int, clock: str) -> None:
             if len(refused) < 3:
                 refused.append(place)
                 raise EnvironmentProblem("the disk is full")
-            number(place, cast, seqno)
+            number(place, cast, seqno, clock)
 
         monkeypatch.setattr(file, "number_cast", refuse)
         receipts = [a.broadcast(b"%d" % each, order="fifo") for each in range(3)]
@@ -187,11 +187,11 @@ def test_a_kill_with_a_full_disk(
         assert file is not None
         number, refused = file.number_cast, list[int]()
 
-        def refuse(place: int, cast: Cast, seqno: int) -> None:
+        def refuse(place: int, cast: Cast, seqno: int, clock: str) -> None:
             if not refused:
                 refused.append(place)
                 raise EnvironmentProblem("the disk is full")
-            number(place, cast, seqno)
+            number(place, cast, seqno, clock)
 
         monkeypatch.setattr(file, "number_cast", refuse)
         monkeypatch.setattr("connectors.client.tail.go_back_n.FAILED_RESEND_S", 60)

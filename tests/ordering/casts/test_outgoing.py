@@ -113,12 +113,25 @@ def test_an_earlier_process_may_have_cast_in_each_view_up_to_the_newest(last_vie
         assert member.outgoing.knows_its_count == (view >= last_view + stays)
 
 
-def test_flush_ok_counts_the_casts_that_an_earlier_process_has_written() -> None:
-    """The next ones are cast again: those would come without the ones before them."""
-    member = Member(EarlierProcess(MemberIncarnation("s/a", 2), 1, unwritten=Cast(*A, 3, view=1)))
+@pytest.mark.parametrize(
+    ("clock", "counted"), [("2,4", "2,4"), ("0", "2"), ("", "0")], ids=["with others", "alone", "an earlier version's"]
+)
+def test_flush_ok_counts_the_casts_that_an_earlier_process_has_written(clock: str, counted: str) -> None:
+    """The next ones are cast again, and would come without them. They need all that they depend on."""
+    member = Member(EarlierProcess(MemberIncarnation("s/a", 2), 1, unwritten=Cast(*A, 3, view=1, clock=clock)))
     member.order(START_FLUSH)
     member.outgoing.flush_ok(2)
-    assert member.send() == [Broadcast(FLUSH_OK, b"2", Depends(1, "2"))]
+    assert member.send() == [Broadcast(FLUSH_OK, b"2", Depends(1, counted))]
+
+
+def test_a_view_tells_the_count_itself() -> None:
+    """A restore may have given its number to another view before."""
+    member = Member(EarlierProcess(MemberIncarnation("s/a", 2), 1, unwritten=Cast(*A, 3, view=2, clock="2,4")))
+    for flush in (2, 4):
+        member.order(START_FLUSH)
+        member.outgoing.flush_ok(flush)
+        assert member.send() == [Broadcast(FLUSH_OK, b"%d" % flush, Depends(flush // 2, "0"))]
+        member.order(VIEW, view=1 + flush // 2, lives=(A, B))
 
 
 def test_a_fifo_cast_waits_for_nothing() -> None:
