@@ -24,7 +24,7 @@ from ordering.casts import clocks
 from ordering.casts.cast_count import CastCount
 from ordering.casts.casts import CAUSAL, FIFO, NO_VIEW, ORDERS, TOTAL, Cast, Depends, OrderedRecord
 from ordering.casts.causal import CausalReceiver
-from ordering.casts.clocks import Clock, ClockWriter
+from ordering.casts.clocks import Clock, ClockMalformed, ClockWriter
 from ordering.casts.outgoing_queue import OutgoingQueue
 from ordering.membership.membership import MemberIncarnation
 
@@ -169,13 +169,13 @@ class Outgoing:
         """
         index = self._receiver.index_of(self.member)
         is_in = index is not None
+        if is_in and not self._was_in:
+            self.is_quiet = self._receiver.is_blocked
+            self.in_views.restart(0)
         if self._uncounted_up_to is not None and self._receiver.view >= self._uncounted_up_to + is_in:
             self._uncounted_up_to = self._unwritten = None  # the view has told the count
             if index is not None:
                 self.in_views.restart(self._receiver.vector[index])
-        if is_in and not self._was_in:
-            self.is_quiet = self._receiver.is_blocked
-            self.in_views.restart(0)
         if self.was_put_out:
             self._queue.drop_casts()
             for count in (self.in_views, self.outside):
@@ -249,8 +249,11 @@ class Outgoing:
         clock = _with(receiver.vector, index, max(self.in_views.sent, receiver.vector[index]))
         if first is None or first.view != receiver.view or not first.clock:
             return clock
-        before = _with(clocks.read(first.clock, None, len(clock)), index, first.local_seqno - 1)
-        return tuple(map(max, clock, before))
+        try:
+            kept = clocks.read(first.clock, None, len(clock))
+        except ClockMalformed:  # of another view: an earlier version has numbered the row again
+            return clock
+        return tuple(map(max, clock, _with(kept, index, first.local_seqno - 1)))
 
 
 def _with(clock: Clock, index: int, number: int) -> Clock:

@@ -9,7 +9,7 @@ import pytest
 from ordering.base.errors import UsageError
 from ordering.base.records import FLUSH_OK, MESSAGE, START_FLUSH, STOP_FLUSH, VIEW
 from ordering.casts.casts import CAUSAL, FIFO, NO_VIEW, TOTAL, Cast, Depends, OrderedRecord
-from ordering.casts.causal import CausalReceiver
+from ordering.casts.causal import CausalReceiver, CausalState
 from ordering.casts.outgoing import Broadcast, EarlierProcess, Outgoing
 from ordering.membership.membership import MemberIncarnation
 
@@ -113,15 +113,33 @@ def test_an_earlier_process_may_have_cast_in_each_view_up_to_the_newest(last_vie
         assert member.outgoing.knows_its_count == (view >= last_view + stays)
 
 
-@pytest.mark.parametrize(
-    ("clock", "counted"), [("2,4", "2,4"), ("0", "2"), ("", "0")], ids=["with others", "alone", "an earlier version's"]
-)
+@pytest.mark.parametrize(("clock", "counted"), [("2,4", "2,4"), ("0", "2"), ("", "0"), ("1,1,1", "0")])
 def test_flush_ok_counts_the_casts_that_an_earlier_process_has_written(clock: str, counted: str) -> None:
     """The next ones are cast again, and would come without them. They need all that they depend on."""
     member = Member(EarlierProcess(MemberIncarnation("s/a", 2), 1, unwritten=Cast(*A, 3, view=1, clock=clock)))
     member.order(START_FLUSH)
     member.outgoing.flush_ok(2)
     assert member.send() == [Broadcast(FLUSH_OK, b"2", Depends(1, counted))]
+
+
+def test_the_count_is_told_by_a_view_that_comes_with_the_one_before_it() -> None:
+    """Its process has looked at neither: the receiver waited for a cast, and goes over both at once."""
+    receiver = CausalReceiver(CausalState(1, (B,), (0,), 0, (0,), is_new=True))
+    outgoing = Outgoing(A, receiver, earlier=EarlierProcess(MemberIncarnation("s/a", 2), 2))
+    for record in (
+        OrderedRecord(1, START_FLUSH),
+        OrderedRecord(2, FLUSH_OK, *B, 1, Depends(1, "0")),
+        OrderedRecord(3, VIEW, view=2, members=(B, A)),
+        OrderedRecord(4, STOP_FLUSH),
+        *(Cast(*A, number, view=2) for number in range(1, 6)),
+        OrderedRecord(5, START_FLUSH),
+        OrderedRecord(6, FLUSH_OK, *B, 2, Depends(2, ",5")),
+        OrderedRecord(7, VIEW, view=3, members=(B, A)),
+        OrderedRecord(8, STOP_FLUSH),
+    ):
+        receiver.step(record)
+    outgoing.send(FIFO, b"")
+    assert list(outgoing.release()) == [Cast(*A, 6, view=3)]
 
 
 def test_a_view_tells_the_count_itself() -> None:
