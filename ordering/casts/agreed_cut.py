@@ -4,9 +4,9 @@ Invariant. `agreed` counts the casts that DATA of this view depends on, and grow
 `agreed`, and at least the deliveries at its START_FLUSH, which this member's FLUSH_OK reports. No cast above `limit` is
 delivered. A flush that starts over keeps its limit.
 
-A newcomer, which delivers no casts of the view, goes by the clocks since START_FLUSH (`of_a_newcomer`). They are enough
-once a member with casts has answered: its clock counts all that DATA depended on before. So newcomers that began at
-different places agree, whatever an older clock says.
+The next view begins with the clocks since START_FLUSH (`of_members`), once a member with casts has answered. Its clock
+counts all that DATA depended on before, unless its process goes on with an incarnation that another has begun. So
+receivers that began at different places agree, whatever an older clock says.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class AgreedCut:
         self._in_flush, self._is_answered = list(agreed), flush != 0
 
     @property
-    def of_a_newcomer(self) -> list[int]:
-        """The agreed casts, as a newcomer counts them."""
+    def of_members(self) -> list[int]:
+        """The agreed casts at the end of the view, the same for all receivers."""
         return self._in_flush if self._is_answered else self.agreed
 
     def agree(self, clock: Clock, kind: str) -> bool:

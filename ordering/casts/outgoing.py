@@ -53,7 +53,7 @@ class EarlierProcess(NamedTuple):
     `last_view`: the view when this process began. The earlier one may have cast in any view up to it. A receiver may be
     in an earlier view still.
     `unwritten`: the incarnation's first cast in a view that is not known to be written. All before it in its view are,
-    and so is all in its clock: the vector of deliveries when it was sent, in full.
+    and so is all in its clock (`clock_before`).
     """
 
     in_no_view: MemberIncarnation
@@ -235,9 +235,12 @@ class Outgoing:
         depends = Depends(receiver.view, field) if field is not None else None
         return Broadcast(kind, payload, depends, headers)
 
-    def delivered_clock(self) -> str:
-        """Return the vector of deliveries in the receiver's view, in full. Its owner has the receiver's lock."""
-        return clocks.write(tuple(self._receiver.vector), None)
+    def clock_before(self, cast: Cast) -> str:
+        """Return the vector of deliveries in full, with own casts before one just released; "" outside of a view."""
+        index = self._receiver.index_of(self.member)
+        if index is None or cast.view == NO_VIEW:
+            return ""
+        return clocks.write(_with(self._receiver.vector, index, cast.local_seqno - 1), None)
 
     def _written_clock(self, index: int) -> Clock:
         """Return the vector of deliveries in this view, with the member's own casts as far as they are known.
@@ -250,10 +253,9 @@ class Outgoing:
         if first is None or first.view != receiver.view or not first.clock:
             return clock
         try:
-            kept = clocks.read(first.clock, None, len(clock))
+            return tuple(map(max, clock, clocks.read(first.clock, None, len(clock))))
         except ClockMalformed:  # of another view: an earlier version has numbered the row again
             return clock
-        return tuple(map(max, clock, _with(kept, index, first.local_seqno - 1)))
 
 
 def _with(clock: Clock, index: int, number: int) -> Clock:

@@ -54,7 +54,7 @@ class UnwrittenCast:
     seqno: int = 0
     """The last seqno of DATA delivered when it was sent."""
     clock: str = ""
-    """The vector of deliveries when it was sent, if an outbox is to have it."""
+    """The vector of deliveries and own casts before it, if an outbox is to have it."""
     is_numbered: bool = False
     """Whether the outbox has `cast`, `seqno` and `clock`."""
 

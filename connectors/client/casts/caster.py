@@ -157,8 +157,8 @@ class Caster:
         with self._hub.lock:
             seqno = self._hub.receiver.seqno
             released = list(self._outgoing.release())
-            clock = self._outgoing.delivered_clock() if released and self._keeper.outbox is not None else ""
-        for message in released:
+            clocks = [self._clock_before(each) for each in released]
+        for message, clock in zip(released, clocks, strict=True):
             if isinstance(message, Broadcast):
                 yield depends_header(message.depends)
             else:
@@ -198,6 +198,10 @@ class Caster:
             else:
                 entry.cast, entry.is_numbered = None, False
                 self._wait_to_leave(entry)
+
+    def _clock_before(self, message: Cast | Broadcast) -> str:
+        keeps = self._keeper.outbox is not None
+        return self._outgoing.clock_before(message) if keeps and isinstance(message, Cast) else ""
 
     def _leave(self, cast: Cast, seqno: int, clock: str) -> None:
         entry = self._waiting.popleft()

@@ -213,7 +213,7 @@ class Outbox:
             self._database.execute("INSERT INTO casts (place, casting, payload, headers) VALUES (?, ?, ?, ?)", row)
 
     def number_cast(self, place: int, cast: Cast, seqno: int, clock: str) -> None:
-        """Note the id under which a cast is sent, and the last `seqno` and the vector of deliveries (`clock`) then.
+        """Note the id under which a cast is sent, and the last `seqno` and the `clock` before it.
 
         Raises EnvironmentProblem.
         """
@@ -233,7 +233,7 @@ class Outbox:
     def casts(self, sender: str) -> list[KeptCast]:
         """Return the casts that are not known to be written, in the order of acceptance. Raises EnvironmentProblem.
 
-        The clock of each is the vector of deliveries when it was sent; it is empty in a row of an earlier version.
+        The clock of each is that of `number_cast`; it is empty in a row of an earlier version.
         """
         with self._explained():
             rows = self._database.execute(

@@ -9,10 +9,12 @@ import pytest
 
 from connectors import Member
 from connectors.client.memory.outbox import Outbox
+from connectors.kafka.codec.headers import depends_of
 from connectors.kafka.connection.connection import Connection
+from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.topics.settings import change_settings
 from ordering.base.errors import Blocked, EnvironmentProblem
-from ordering.casts.casts import Cast
+from ordering.casts.casts import Cast, Depends
 from tests.client.members import forwarder_of, kill, silence, with_casts
 from tests.waiting import WAIT, eventually
 
@@ -114,6 +116,32 @@ def test_in_a_view(connection: Connection, flushing: str, outbox: Path, stays: b
         stream.close()
         assert [each.payload for each in b.deliveries(timeout=0.5)] == [b"new"]  # it was in hand, and no more came
     assert kept(outbox, flushing) == []
+
+
+@pytest.mark.slow
+def test_a_total_message_that_is_sent_again_comes_behind_written_casts(
+    connection: Connection, flushing: str, outbox: Path
+) -> None:
+    """The next process does not know the casts of the last one, except for those that its outbox still has."""
+    with with_casts(connection, flushing, "b") as b:
+        b.connect(timeout=WAIT)
+        killed = with_casts(connection, flushing, "a", outbox=outbox)
+        killed.connect(timeout=WAIT)
+        queue, keeper = forwarder_of(killed)._send_queue, killed._incarnations.keeper
+        for number in range(4):
+            killed.broadcast(b"%d" % number, order="fifo").result(WAIT)
+            if number == 2:
+                keeper.forget()
+                keeper.forget = lambda: None  # type: ignore[method-assign]
+        queue.sending.send = lambda *_: None  # type: ignore[method-assign]
+        killed.broadcast(b"total")
+        kill(killed)
+        with with_casts(connection, flushing, "a", outbox=outbox) as a:
+            a.connect(timeout=WAIT)
+            a.wait_ordered(WAIT)
+    with DataLog(connection, flushing, "nyc") as log:
+        data = [stored.data for stored in log.records(0, log.end())]
+    assert [depends_of(each.headers) for each in data if each.payload == b"total"] == [Depends(2, ",3")]
 
 
 @pytest.mark.slow
