@@ -11,7 +11,7 @@ from connectors.engine.options import EngineOptions
 from connectors.kafka.topics.data_purge import Lacking, purge_data
 from connectors.relay.lacking import lacking_beside
 from connectors.takeover.rows import Output
-from ordering.base.errors import AbcastError, BrokerUnreachable, Fenced, HistoryUnavailable
+from ordering.base.errors import AbcastError, BrokerUnreachable, Fenced, HistoryUnavailable, KafkaRefused
 from tests.world.jobs import Job
 from tests.world.kafka import TooLarge, partition
 from tests.world.mesh_links import MeshLinks
@@ -99,7 +99,8 @@ class MeshActions(MeshLinks):
                 job = Job(EngineOptions(site.connection, site.name), self.actors)
         except AbcastError as error:
             self.note_error(f"a takeover at {site.name}", error)
-            if not (error.retriable or isinstance(error, Fenced)):
+            is_limited = isinstance(error, KafkaRefused) and "limit" in self.shape.powers and not self.is_calm
+            if not (error.retriable or is_limited or isinstance(error, Fenced)):
                 self.blame(STUCK, f"a takeover at {site.name}: {error}")
             return False
         state, told = state_of(job), site.tells()
