@@ -122,7 +122,7 @@ def test_in_a_view(connection: Connection, flushing: str, outbox: Path, stays: b
 def test_a_total_message_that_is_sent_again_comes_behind_written_casts(
     connection: Connection, flushing: str, outbox: Path
 ) -> None:
-    """The next process does not know the casts of the last one, except for those that its outbox still has."""
+    """The outbox tells the next process of them."""
     with with_casts(connection, flushing, "b") as b:
         b.connect(timeout=WAIT)
         killed = with_casts(connection, flushing, "a", outbox=outbox)
