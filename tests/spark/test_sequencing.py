@@ -246,6 +246,41 @@ def test_packs(spark: SparkSession, of_format: int, chunk_rows: int) -> None:
     assert plain == [True] * 9 + [False] * 2 + [True] * 6
 
 
+@pytest.mark.parametrize("chunk_rows", [2, 10_000])
+def test_packs_beside_a_flush(spark: SparkSession, chunk_rows: int) -> None:
+    """A pack behind its member's FLUSH_OK is dropped whole, until STOP_FLUSH; others are ordered whole, or cut."""
+    alice, bob = "local/alice", "local/bob"
+    members = (MemberIncarnation(alice, 1), MemberIncarnation(bob, 1))
+    received = {name: ReceivedRow(1, 1) for name in (alice, bob)}
+    state = replace(START, format=3, received=received, membership=Membership(members=members))
+    sent: list[tuple[str, int, int | str, bytes]] = [
+        (alice, 2, 3, b""),
+        (alice, 5, "start-flush", b""),  # seqno 45
+        (alice, 6, 2, b""),
+        (bob, 2, 3, b""),
+        (alice, 8, "flush-ok", b"45"),
+        (alice, 9, 2, b""),  # dropped
+        (alice, 7, 4, b""),  # dropped: two are duplicates
+        (bob, 3, 4, b""),  # two of them are new
+        (bob, 7, "flush-ok", b"45"),
+        (bob, 6, 5, b""),  # dropped
+        ("local/eve", 1, 2, b""),  # a stranger's
+        (alice, 9, "stop-flush", b"45"),
+        (bob, 8, 3, b""),
+        (alice, 10, 2, b""),
+    ]
+    rows = [
+        pack(sender, first, what, offset)
+        if isinstance(what, int)
+        else forward(sender, first, offset, kind=what, payload=payload)
+        for offset, (sender, first, what, payload) in enumerate(sent)
+    ]
+    _, expected = decide_rows(state, rows)
+    packs = [text.split() for row in expected for _, text in row.headers if text.startswith(b"2 messages ")]
+    assert_decided(spark, decide(source_frame(spark, rows), state, chunk_rows=chunk_rows), expected)
+    assert [int(words[7].rpartition(b":")[2]) for words in packs] == [0, 2, 3, 7, 10, 12, 13]
+
+
 def pack(sender: str, first: int, count: int, offset: int, application: Headers = ()) -> Row:
     """Return a pack of so many messages from this local seqno on."""
     payloads = [f"{sender} says {first + number}".encode() * (number % 3) for number in range(count)]
