@@ -220,7 +220,7 @@ class Outbox:
         with self._explained():
             self._database.execute(
                 "UPDATE casts SET incarnation = ?, local_seqno = ?, view = ?, seqno = ?, clock = ? WHERE place = ?",
-                (cast.incarnation, cast.local_seqno, cast.view, seqno, clock, place),
+                (cast.incarnation, cast.local_seqno, cast.view, seqno, f"{cast.view} {clock}", place),
             )
 
     def forget_casts(self, places: Sequence[int]) -> None:
@@ -245,7 +245,10 @@ class Outbox:
             cast: Cast | None = None
             if incarnation is not None:
                 local_seqno, view = number
-                cast = Cast(sender, incarnation, local_seqno, order=order, view=view, clock=clock or "")
+                # An earlier version leaves the clock of another view when it numbers the row.
+                of_view, _, clock = (clock or "").partition(" ")
+                clock = clock if of_view == str(view) else ""
+                cast = Cast(sender, incarnation, local_seqno, order=order, view=view, clock=clock)
             kept.append(KeptCast(place, InheritedCast(order, payload, _decode(headers), cast), seqno or 0))
         return kept
 
