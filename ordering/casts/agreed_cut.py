@@ -4,7 +4,7 @@ Invariant. `agreed` counts the casts that DATA of this view depends on, and grow
 `agreed`, and at least the deliveries at its START_FLUSH, which this member's FLUSH_OK reports. No cast above `limit` is
 delivered. A flush that starts over keeps its limit.
 
-The next view begins with the clocks since START_FLUSH (`of_members`), once a member with casts has answered. Its clock
+The next view begins with the clocks since START_FLUSH (`at_end`), once a member with casts has answered. Its clock
 counts all that DATA depended on before, unless its process goes on with an incarnation that another has begun. So
 receivers that began at different places agree, whatever an older clock says.
 """
@@ -28,7 +28,7 @@ class AgreedCut:
         self._in_flush, self._is_answered = list(agreed), flush != 0
 
     @property
-    def of_members(self) -> list[int]:
+    def at_end(self) -> list[int]:
         """The agreed casts at the end of the view, the same for all receivers."""
         return self._in_flush if self._is_answered else self.agreed
 

@@ -148,7 +148,7 @@ class CausalReceiver:
             self.members,
             tuple(self._vector),
             self.seqno,
-            tuple(self.cut.of_members),
+            tuple(self.cut.at_end),
             self.cut.flush,
             tuple(limit) if limit is not None else None,
             dict(self._clocks.last),
@@ -312,7 +312,7 @@ class CausalReceiver:
         if stay and not self.is_blocked:
             raise ProtocolViolation(f"view {record.view} is outside of a flush, and {stay[0].address} stays in it.")
         vector, index = self._vector, self._index
-        agreed = self.cut.of_members
+        agreed = self.cut.at_end
         ends = set(index).difference(record.members)
         gone = [member for member in self.members if member in ends]
         settled = tuple(Settled(member, agreed[index[member]]) for member in gone)

@@ -250,11 +250,11 @@ class Outgoing:
         """
         receiver, first = self._receiver, self._unwritten
         clock = _with(receiver.vector, index, max(self.in_views.sent, receiver.vector[index]))
-        if first is None or first.view != receiver.view or not first.clock:
+        if first is None or first.view != receiver.view:
             return clock
         try:
             return tuple(map(max, clock, clocks.read(first.clock, None, len(clock))))
-        except ClockMalformed:  # of another view: an earlier version has numbered the row again
+        except ClockMalformed:  # an earlier version's row has none
             return clock
 
 

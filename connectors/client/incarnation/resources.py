@@ -99,12 +99,8 @@ def open_resources(
         )
     if earlier is not None:
         restored = max((lost.last for lost in state.lost), default=0)  # no log has earlier casts
-        sent = (
-            entry.cast
-            for entry in casts.entries
-            if entry.cast is not None and entry.cast.view != NO_VIEW and entry.seqno >= restored
-        )
-        own = (cast for cast in sent if cast.incarnation == beginning.incarnation)
+        sent = (entry.cast for entry in casts.entries if entry.cast is not None and entry.seqno >= restored)
+        own = (cast for cast in sent if cast.incarnation == beginning.incarnation and cast.view != NO_VIEW)
         earlier = earlier._replace(unwritten=next(own, None))
     return IncarnationResources(shared, producer, subscription, beginning, start, state, hub, earlier, casts, may_pack)
 

@@ -15,6 +15,7 @@ from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.topics.settings import change_settings
 from ordering.base.errors import Blocked, EnvironmentProblem
 from ordering.casts.casts import Cast, Depends
+from ordering.membership.membership import MemberIncarnation
 from tests.client.members import forwarder_of, kill, silence, with_casts
 from tests.waiting import WAIT, eventually
 
@@ -142,6 +143,34 @@ def test_a_total_message_that_is_sent_again_comes_behind_written_casts(
     with DataLog(connection, flushing, "nyc") as log:
         data = [stored.data for stored in log.records(0, log.end())]
     assert [depends_of(each.headers) for each in data if each.payload == b"total"] == [Depends(2, ",3")]
+
+
+def test_a_clock_of_another_view_is_none(outbox: Path) -> None:
+    """An earlier version numbers a row again, and does not know the column."""
+    file = Outbox(outbox, "g", "nyc/a")
+    file.keep_cast(1, "fifo", b"", ())
+    file.number_cast(1, Cast("nyc/a", 7, 2, view=3), 10, "1,2")
+    [kept] = file.casts("nyc/a")
+    assert kept.inherited.cast == Cast("nyc/a", 7, 2, view=3, clock="1,2")
+    file._database.execute("UPDATE casts SET incarnation = 7, local_seqno = 1, view = 4, seqno = 12")
+    [kept] = file.casts("nyc/a")
+    assert kept.inherited.cast == Cast("nyc/a", 7, 1, view=4)
+    file.close()
+
+
+def test_a_renewed_incarnation_knows_of_ended_ones(connection: Connection, flushing: str) -> None:
+    """It begins to cast a second time, before its first record."""
+    with with_casts(connection, flushing, "a") as a:
+        a.connect(timeout=WAIT)
+        queue, ended = forwarder_of(a)._send_queue, {MemberIncarnation("nyc/b", 1): 3}
+        before = queue.caster
+        assert before is not None
+        before._settled = ended
+        with forwarder_of(a).changed:
+            queue.begin_casting()
+        assert queue.caster is not None
+        assert queue.caster is not before
+        assert queue.caster._settled == ended
 
 
 @pytest.mark.slow
