@@ -159,7 +159,7 @@ def test_a_clock_of_another_view_is_none(outbox: Path) -> None:
 
 
 def test_a_renewed_incarnation_knows_of_ended_ones(connection: Connection, flushing: str) -> None:
-    """It begins to cast a second time, before its first record."""
+    """A renewal makes its caster anew, before the first record."""
     with with_casts(connection, flushing, "a") as a:
         a.connect(timeout=WAIT)
         queue, ended = forwarder_of(a)._send_queue, {MemberIncarnation("nyc/b", 1): 3}
