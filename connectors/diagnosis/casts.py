@@ -19,9 +19,10 @@ from connectors.kafka.codec.headers import depends_of
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.connection.ranges import read_range
 from connectors.kafka.log.data_log import DataLog
+from ordering.base.kinds import MESSAGE_KINDS
 from ordering.base.names import Topic
 from ordering.base.reader import Reader, Verdict
-from ordering.base.records import MESSAGE, SETTINGS, VIEW
+from ordering.base.records import SETTINGS, VIEW
 from ordering.casts.casts import NO_VIEW, TOTAL, OrderedRecord
 from ordering.casts.merging import separates
 from ordering.checker.anomalies import LOST, Anomaly
@@ -124,8 +125,9 @@ def _read_data(checker: CastChecker, connection: Connection, group: str, site: s
                 view = OrderedRecord.of_view(data.seqno, data.view, data.payload)
                 members = view.members if separates(view, members, flush=flush) else ()
                 checker.view(data.view, members)
-            elif data.kind == MESSAGE:  # in a pack, no message depends on casts
-                checker.total(data.seqno, depends_of(data.headers))
+            elif data.kind in MESSAGE_KINDS and (depends := depends_of(data.headers)) is not None:
+                for seqno in range(data.seqno, data.seqno + data.count):  # a pack has the headers of each message
+                    checker.total(seqno, depends)
 
 
 def _read_casts(checker: CastChecker, connection: Connection, group: str) -> dict[str, _Log]:
