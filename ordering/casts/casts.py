@@ -86,8 +86,8 @@ class OrderedRecord(NamedTuple):
 
     `view`, `members` (in order) and `is_in_flush` belong to a view, `payload` to settings. `depends` belongs to
     messages and to FLUSH_OK of members that send casts. A view has `settled` when it is delivered; one that has no
-    vector (`ordering.casts.merging`) has no `members` either. `record` is the caller's own object; nothing here reads
-    it.
+    vector (`ordering.casts.merging`) has no `members` either. `record` is the caller's own object, and `next_offset`
+    the offset from which the caller reads on behind it; nothing here reads them.
     """
 
     seqno: int
@@ -103,6 +103,7 @@ class OrderedRecord(NamedTuple):
     has_vector: bool = True
     payload: bytes = b""
     record: object = None
+    next_offset: int = 0
 
     @classmethod
     def of_view(cls, seqno: int, view: int, payload: bytes, record: object = None) -> OrderedRecord:

@@ -323,7 +323,7 @@ class MergedDeliveries(Deliveries):
             return seqno, self._offset, cast_delivery(record)
         effective = record.record
         assert isinstance(effective, Effective)
-        self._offset = effective.offset + 1
+        self._offset = record.next_offset
         is_counted = record.kind == MESSAGE and record.seqno <= self._counted
         if record.seqno < first or is_counted:
             if record.kind != MESSAGE and self._events is not None:

@@ -29,7 +29,7 @@ from connectors.client.tail.log_tailer import LogTailer
 from connectors.kafka.codec.headers import depends_of
 from connectors.kafka.codec.seldom import warn_seldom
 from connectors.kafka.log.data_log import Start
-from connectors.kafka.log.effective import Effective
+from connectors.kafka.log.effective import Effective, next_offsets
 from ordering.base.errors import CastMissing
 from ordering.base.reader import Reader
 from ordering.base.records import MESSAGE, VIEW
@@ -110,8 +110,8 @@ class MergedLog:
         Raises as `LogReader.poll` and `CastBuffer.take` do.
         """
         if not self._unread:
-            records = self._log_reader.poll(timeout, lambda: self._casts.has_news)
-            self._unread.extend(map(ordered, records))
+            records = list(self._log_reader.poll(timeout, lambda: self._casts.has_news))
+            self._unread.extend(map(ordered, records, next_offsets([record.offset for record in records])))
         elif not self._casts.has_news:
             self._log_reader.pause(timeout, lambda: self._casts.has_news)
         return self._casts.take()
@@ -249,7 +249,7 @@ def _key(cast: Cast) -> tuple[MemberIncarnation, int, int]:
     return cast.member, cast.view, cast.local_seqno
 
 
-def ordered(record: Effective) -> OrderedRecord:
+def ordered(record: Effective, next_offset: int = 0) -> OrderedRecord:
     """Return a record of DATA as the core's `OrderedRecord`. Raises ProtocolViolation for a view that is unreadable."""
     depends = depends_of(record.headers) if record.headers else None
     if record.kind != VIEW:
@@ -262,5 +262,7 @@ def ordered(record: Effective) -> OrderedRecord:
             depends,
             payload=b"" if record.kind == MESSAGE else record.value or b"",
             record=record,
+            next_offset=next_offset,
         )
-    return OrderedRecord.of_view(record.seqno, record.view, record.value or b"", record)
+    view = OrderedRecord.of_view(record.seqno, record.view, record.value or b"", record)
+    return view._replace(next_offset=next_offset)

@@ -14,6 +14,7 @@ from kafka.structs import TopicPartition
 
 from connectors import Member
 from connectors.client.deliveries.deliveries import delivery_of, places_of
+from connectors.client.memory.member_memory import MemberMemory
 from connectors.client.values.delivery import Delivery
 from connectors.diagnosis.report import check_group
 from connectors.kafka.codec.codec import encode_data
@@ -175,6 +176,31 @@ def test_all_orders_go_on_in_a_pack(kafka: MemoryConnection) -> None:
             if not part:
                 break
         assert found == [each.seqno for each in dave.deliveries(from_seqno=1, timeout=0)]
+
+
+def test_positions_in_a_pack_do_not_depend_on_casts(kafka: MemoryConnection) -> None:
+    """An operator may drop what the commit says beside the offset: so the offset alone must skip no message."""
+    pack_log(kafka, "g", "nyc", 3)
+    with (
+        SequencerThread(kafka, "g", "nyc"),
+        with_casts(kafka, "g", "dave") as dave,
+        Member("g", "nyc/erin", connection=kafka) as erin,
+    ):
+        wanted = _positions(kafka, erin)
+        assert len({offset for _, offset in wanted}) < len(wanted)
+        assert _positions(kafka, dave) == wanted
+
+
+def _positions(kafka: MemoryConnection, member: Member) -> list[tuple[int, int]]:
+    """Return the seqno and the offset that the member commits after each message."""
+    found = []
+    with contextlib.closing(MemberMemory(kafka, "g", member.address)) as memory:
+        for _ in range(20):
+            run = member.deliveries(timeout=WAIT)
+            next(run), next(run)  # the second one is in hand, and not taken
+            run.close()
+            found.append((memory.position(), memory._offsets.at(PLACE).offset))
+    return found
 
 
 @pytest.mark.parametrize("outbox", [False, True])
