@@ -52,13 +52,12 @@ class EarlierProcess(NamedTuple):
     `in_no_view`: the incarnation for casts outside of views from now on.
     `last_view`: the view when this process began. The earlier one may have cast in any view up to it. A receiver may be
     in an earlier view still.
-    `unwritten`: the incarnation's first cast in a view that is not known to be written. All before it in its view are,
-    and so is all in its clock (`clock_before`).
+    `written`: casts of a view that are known to be written, the incarnation's own and all that they depend on.
     """
 
     in_no_view: MemberIncarnation
     last_view: int
-    unwritten: Cast | None = None
+    written: Depends | None = None
 
 
 class Outgoing:
@@ -84,7 +83,7 @@ class Outgoing:
         """Whether the member has sent FLUSH_OK, or has joined within a flush."""
         self._in_flight = self._inherited = self._ordered = 0
         self._uncounted_up_to = None if earlier is None else earlier.last_view
-        self._unwritten = None if earlier is None else earlier.unwritten
+        self._written_before = None if earlier is None else earlier.written
 
     def __len__(self) -> int:
         return len(self._queue.entries)
@@ -173,7 +172,7 @@ class Outgoing:
             self.is_quiet = self._receiver.is_blocked
             self.in_views.restart(0)
         if self._uncounted_up_to is not None and self._receiver.view >= self._uncounted_up_to + is_in:
-            self._uncounted_up_to = self._unwritten = None  # the view has told the count
+            self._uncounted_up_to = self._written_before = None  # the view has told the count
             if index is not None:
                 self.in_views.restart(self._receiver.vector[index])
         if self.was_put_out:
@@ -235,6 +234,18 @@ class Outgoing:
         depends = Depends(receiver.view, field) if field is not None else None
         return Broadcast(kind, payload, depends, headers)
 
+    @property
+    def written(self) -> Depends | None:
+        """The casts of this view that a later process of the incarnation is to count (`EarlierProcess.written`).
+
+        None outside of a view, and while the count of an earlier process holds.
+        """
+        receiver, index = self._receiver, self._receiver.index_of(self.member)
+        if index is None or not self.knows_its_count:
+            return None
+        clock = _with(receiver.vector, index, max(self.in_views.written, receiver.vector[index]))
+        return Depends(receiver.view, clocks.write(clock, None))
+
     def clock_before(self, cast: Cast) -> str:
         """Return the vector of deliveries in full, with own casts before one just released; "" outside of a view."""
         index = self._receiver.index_of(self.member)
@@ -248,12 +259,12 @@ class Outgoing:
         All members wait for these before the view ends. The clock has their dependencies, too: otherwise the casts of
         the earlier process would wait for others that nobody awaits.
         """
-        receiver, first = self._receiver, self._unwritten
+        receiver, before = self._receiver, self._written_before
         clock = _with(receiver.vector, index, max(self.in_views.sent, receiver.vector[index]))
-        if first is None or first.view != receiver.view:
+        if before is None or before.view != receiver.view:
             return clock
         try:
-            return tuple(map(max, clock, clocks.read(first.clock, None, len(clock))))
+            return tuple(map(max, clock, clocks.read(before.clock, None, len(clock))))
         except ClockMalformed:  # an earlier version's row has none
             return clock
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
 
-from connectors.client.memory.outbox import FORGET_RECORDS, FORGET_SECONDS, Outbox
+from connectors.client.memory.outbox import FORGET_RECORDS, FORGET_SECONDS, Outbox, WrittenCasts
 from connectors.client.tail.merged_log import ordered
 from connectors.client.values.cast_receipt import CastReceipt
 from connectors.kafka.connection.connection import Connection
@@ -110,20 +110,19 @@ class CastKeeper:
         entry.is_numbered = True
         return True
 
-    def written(self, entry: UnwrittenCast) -> None:
-        """Note that the log has an entry. Its row in the outbox is deleted with the next batch."""
-        if self.outbox is not None:
-            self._written.append(entry.place)
-            now = time.monotonic()
-            if len(self._written) >= FORGET_RECORDS or now - self._forgotten_at >= FORGET_SECONDS:
-                self.forget()
+    def written(self, entry: UnwrittenCast) -> bool:
+        """Note that the log has an entry. Return whether it is time to `forget`."""
+        if self.outbox is None:
+            return False
+        self._written.append(entry.place)
+        return len(self._written) >= FORGET_RECORDS or time.monotonic() - self._forgotten_at >= FORGET_SECONDS
 
-    def forget(self) -> None:
-        """Delete written casts from the outbox. A failure is only logged."""
+    def forget(self, written: WrittenCasts | None) -> None:
+        """Delete written casts from the outbox, which keeps their count. A failure is only logged."""
         if self.outbox is None or not self._written:
             return
         try:
-            self.outbox.forget_casts(self._written)
+            self.outbox.forget_casts(self._written, written)
         except EnvironmentProblem as error:
             _logger.warning("the outbox could not delete written casts: %s", error)
             return

@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 from connectors.client.casts.cast_keeper import CastKeeper, UnwrittenCast, UnwrittenCasts
+from connectors.client.memory.outbox import WrittenCasts
 from connectors.client.tail.cast_hub import CastHub
 from connectors.client.tail.go_back_n import GoBackN
 from connectors.client.tail.producers import Producers
@@ -257,7 +258,7 @@ class Caster:
             return
         self._is_closed = True
         self.fail(error)
-        self._keeper.forget()
+        self._forget()
         self._hub.remove(self)
         self._sending.close()
 
@@ -314,6 +315,13 @@ class Caster:
     def _is_written(self, entry: UnwrittenCast) -> None:
         """Settle an entry that is in the log, or was delivered."""
         self._bytes -= entry.size
-        self._keeper.written(entry)
+        if self._keeper.written(entry):
+            self._forget()
         if entry.receipt is not None and entry.cast is not None:
             entry.receipt.resolve(entry.cast.local_seqno)
+
+    def _forget(self) -> None:
+        """Let the outbox forget written casts."""
+        with self._hub.lock:
+            seqno, written = self._hub.receiver.seqno, self._outgoing.written
+        self._keeper.forget(None if written is None else WrittenCasts(self.member.incarnation, seqno, written))

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from connectors.client.casts.cast_keeper import UnwrittenCasts, unwritten_casts
 from connectors.client.incarnation.incarnations import Beginning, Incarnations, Unsent
 from connectors.client.memory.member_memory import MemberMemory
+from connectors.client.memory.outbox import WrittenCasts
 from connectors.client.tail.cast_hub import CastHub
 from connectors.client.tail.sharing import Shared, share
 from connectors.client.tail.subscription import Subscription
@@ -29,7 +30,7 @@ from ordering.base.names import Address
 from ordering.base.packs import unpacked
 from ordering.base.reader import Verdict
 from ordering.base.records import Data
-from ordering.casts.casts import NO_VIEW
+from ordering.casts.casts import NO_VIEW, Depends
 from ordering.casts.outgoing import EarlierProcess
 from ordering.membership.membership import MemberIncarnation
 from ordering.sequencer.state import SequencerState
@@ -97,11 +98,16 @@ def open_resources(
         casts = unwritten_casts(
             connection, group, incarnations.address, incarnations.outbox, None if unsent is None else unsent.casts
         )
-    if earlier is not None:
+    if earlier is not None and incarnations.outbox is not None:
+        # All before the first unwritten cast are written; without one, all that the outbox has forgotten.
+        sent = ((entry.cast, entry.seqno) for entry in casts.entries if entry.cast is not None)
+        known = [WrittenCasts(cast.incarnation, seqno, Depends(cast.view, cast.clock)) for cast, seqno in sent]
+        if (forgotten := incarnations.outbox.written_casts()) is not None:
+            known.append(forgotten)
         restored = max((lost.last for lost in state.lost), default=0)  # no log has earlier casts
-        sent = (entry.cast for entry in casts.entries if entry.cast is not None and entry.seqno >= restored)
-        own = (cast for cast in sent if cast.incarnation == beginning.incarnation and cast.view != NO_VIEW)
-        earlier = earlier._replace(unwritten=next(own, None))
+        own = (each for each in known if each.incarnation == beginning.incarnation and each.seqno >= restored)
+        written = next((each.casts for each in own if each.casts.view != NO_VIEW), None)
+        earlier = earlier._replace(written=written)
     return IncarnationResources(shared, producer, subscription, beginning, start, state, hub, earlier, casts, may_pack)
 
 

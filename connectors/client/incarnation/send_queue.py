@@ -46,7 +46,6 @@ from ordering.base.errors import NotWrittenInTime
 from ordering.base.names import Topic
 from ordering.base.packs import encode_pack, is_full, parts
 from ordering.base.records import FLUSH_OK, HEARTBEAT, MESSAGE, Headers
-from ordering.casts.casts import Depends
 from ordering.casts.outgoing import EarlierProcess
 from ordering.membership.membership import MemberIncarnation
 from ordering.participant.forward_table import Pending, is_control, kind_of, sent_headers
@@ -143,9 +142,9 @@ class SendQueue:
         )
         self._inherited = pending_messages.table.last
         self.caster.inherit(self._inherited, pending_messages.table.acknowledged)
-        first = None if earlier is None else earlier.unwritten
-        if first is not None and first.clock:  # the earlier process may have sent these behind its casts
-            beside = depends_header(Depends(first.view, first.clock))
+        written = None if earlier is None else earlier.written
+        if written is not None and written.clock:  # the earlier process may have sent these behind its casts
+            beside = depends_header(written)
             entries = pending_messages.table.between(pending_messages.table.acknowledged + 1, self._inherited)
             inherited = [each for each in entries if not is_control(each) or kind_of(each) == FLUSH_OK]
             self._depends = {each.local_seqno: beside for each in inherited}

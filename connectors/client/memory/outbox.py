@@ -10,6 +10,7 @@ ordered behind `seqno`, if it is ordered.
 
 Casts are in a table of their own, in the order in which they were accepted, until they are known to be written. A row
 gets the id of its cast before the cast is sent (`ordering.casts.unwritten_casts` has its course after a restart).
+Invariant. The written casts of the present view are rows still, or are counted in `written_casts`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import NamedTuple
 
 from ordering.base.errors import EnvironmentProblem, UsageError
 from ordering.base.records import Headers
-from ordering.casts.casts import Cast
+from ordering.casts.casts import Cast, Depends
 from ordering.casts.unwritten_casts import InheritedCast
 from ordering.participant.forward_table import Pending
 
@@ -51,6 +52,13 @@ CREATE TABLE IF NOT EXISTS casts (
 )
 """
 
+_WRITTEN = """
+CREATE TABLE IF NOT EXISTS written_casts (
+    only INTEGER PRIMARY KEY, incarnation INTEGER NOT NULL, seqno INTEGER NOT NULL, view INTEGER NOT NULL,
+    clock TEXT NOT NULL
+)
+"""
+
 _NEW_OWNER = "INSERT INTO owner (group_name, member, incarnation, acknowledged) VALUES (?, ?, 0, 0)"
 _KEEP = "INSERT INTO pending (local_seqno, payload, headers) VALUES (?, ?, ?)"
 """The statement names its columns: a later version may have added some, which are left alone."""
@@ -62,6 +70,14 @@ class KeptCast(NamedTuple):
     place: int
     inherited: InheritedCast
     seqno: int
+
+
+class WrittenCasts(NamedTuple):
+    """The casts of a view that an incarnation knew to be written when `seqno` was the last one delivered."""
+
+    incarnation: int
+    seqno: int
+    casts: Depends
 
 
 class Outbox:
@@ -108,6 +124,7 @@ class Outbox:
         elif "seqno" not in [column[1] for column in execute("PRAGMA table_info(owner)")]:
             execute("ALTER TABLE owner ADD COLUMN seqno INTEGER")
         execute(_CASTS)
+        execute(_WRITTEN)
         if "clock" not in [column[1] for column in execute("PRAGMA table_info(casts)")]:
             execute("ALTER TABLE casts ADD COLUMN clock TEXT")
         # A write makes the lock an exclusive one, even if the file was only read so far.
@@ -223,12 +240,24 @@ class Outbox:
                 (cast.incarnation, cast.local_seqno, cast.view, seqno, f"{cast.view} {clock}", place),
             )
 
-    def forget_casts(self, places: Sequence[int]) -> None:
-        """Delete casts that are written. Raises EnvironmentProblem."""
+    def forget_casts(self, places: Sequence[int], written: WrittenCasts | None) -> None:
+        """Delete casts that are written. `written` counts them if their view may go on. Raises EnvironmentProblem."""
         with self._explained():
             self._database.execute("BEGIN")
+            if written is not None:
+                row = written.incarnation, written.seqno, *written.casts
+                self._database.execute("INSERT OR REPLACE INTO written_casts VALUES (1, ?, ?, ?, ?)", row)
             self._database.executemany("DELETE FROM casts WHERE place = ?", [(place,) for place in places])
             self._database.execute("COMMIT")
+
+    def written_casts(self) -> WrittenCasts | None:
+        """Return what `forget_casts` has counted last. Raises EnvironmentProblem."""
+        with self._explained():
+            row = self._database.execute("SELECT incarnation, seqno, view, clock FROM written_casts").fetchone()
+        if row is None:
+            return None
+        incarnation, seqno, view, clock = row
+        return WrittenCasts(incarnation, seqno, Depends(view, clock))
 
     def casts(self, sender: str) -> list[KeptCast]:
         """Return the casts that are not known to be written, in the order of acceptance. Raises EnvironmentProblem.

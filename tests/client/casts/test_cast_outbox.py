@@ -120,20 +120,22 @@ def test_in_a_view(connection: Connection, flushing: str, outbox: Path, stays: b
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("unwritten", [1, 0])
 def test_a_total_message_that_is_sent_again_comes_behind_written_casts(
-    connection: Connection, flushing: str, outbox: Path
+    connection: Connection, flushing: str, outbox: Path, unwritten: int
 ) -> None:
-    """The outbox tells the next process of them."""
+    """The outbox tells the next process of them, by a later cast or without one."""
     with with_casts(connection, flushing, "b") as b:
         b.connect(timeout=WAIT)
         killed = with_casts(connection, flushing, "a", outbox=outbox)
         killed.connect(timeout=WAIT)
-        queue, keeper = forwarder_of(killed)._send_queue, killed._incarnations.keeper
-        for number in range(4):
+        queue = forwarder_of(killed)._send_queue
+        assert queue.caster is not None
+        for number in range(3 + unwritten):
             killed.broadcast(b"%d" % number, order="fifo").result(WAIT)
             if number == 2:
-                keeper.forget()
-                keeper.forget = lambda: None  # type: ignore[method-assign]
+                queue.caster._forget()
+                queue.caster._forget = lambda: None  # type: ignore[method-assign]
         queue.sending.send = lambda *_: None  # type: ignore[method-assign]
         killed.broadcast(b"total")
         kill(killed)

@@ -116,10 +116,30 @@ def test_an_earlier_process_may_have_cast_in_each_view_up_to_the_newest(last_vie
 @pytest.mark.parametrize(("clock", "counted"), [("2,4", "2,4"), ("2", "2"), ("", "0"), ("1,1,1", "0")])
 def test_flush_ok_counts_the_casts_that_an_earlier_process_has_written(clock: str, counted: str) -> None:
     """The next ones are cast again, and would come without them. They need all that they depend on."""
-    member = Member(EarlierProcess(MemberIncarnation("s/a", 2), 1, unwritten=Cast(*A, 3, view=1, clock=clock)))
+    member = Member(EarlierProcess(MemberIncarnation("s/a", 2), 1, written=Depends(1, clock)))
     member.order(START_FLUSH)
     member.outgoing.flush_ok(2)
     assert member.send() == [Broadcast(FLUSH_OK, b"2", Depends(1, counted))]
+
+
+def test_a_later_process_is_told_of_written_casts_alone() -> None:
+    member = Member()
+    assert len(member.send(FIFO, FIFO)) == 2
+    member.outgoing.in_views.acknowledge(1)
+    member.take(Cast(*B, 1, view=1))
+    assert member.outgoing.written == Depends(1, "1,1")
+    member.take(Cast(*A, 1, view=1))
+    member.take(Cast(*A, 2, view=1))
+    assert member.outgoing.written == Depends(1, "2,1")
+    assert Outgoing(A, CausalReceiver()).written is None
+
+
+def test_what_an_earlier_process_has_told_is_not_written_over() -> None:
+    member = Member(EarlierProcess(MemberIncarnation("s/a", 2), 1, Depends(1, "2,4")))
+    assert member.outgoing.written is None
+    member.order(START_FLUSH)
+    member.order(VIEW, view=2, lives=(A, B))
+    assert member.outgoing.written == Depends(2, "0")
 
 
 def test_the_count_is_told_by_a_view_that_comes_with_the_one_before_it() -> None:
@@ -161,7 +181,7 @@ def test_a_flush_that_only_a_continued_member_answers_ends_alike_for_all() -> No
 
 def test_a_view_tells_the_count_itself() -> None:
     """A restore may have given its number to another view before."""
-    member = Member(EarlierProcess(MemberIncarnation("s/a", 2), 1, unwritten=Cast(*A, 3, view=2, clock="2,4")))
+    member = Member(EarlierProcess(MemberIncarnation("s/a", 2), 1, written=Depends(2, "2,4")))
     for flush in (2, 4):
         member.order(START_FLUSH)
         member.outgoing.flush_ok(flush)
