@@ -13,7 +13,7 @@ from connectors.kafka.codec.dead_letter_codec import encode_dead_letter
 from connectors.kafka.connection.sending import Record
 from connectors.kafka.transport import Record as Read
 from ordering.base.names import Topic
-from ordering.base.records import MESSAGES, Data, DeadLetter, Forward, Malformed, Source
+from ordering.base.records import Data, DeadLetter, Forward, Malformed, Source
 from ordering.sequencer.packing import packed
 from ordering.sequencer.sequencer import step
 from ordering.sequencer.state import SequencerState
@@ -54,9 +54,8 @@ def by_rows(
     state, outputs = step(state, [decoded(source, raw) for source, raw in raws.items()])
     if packs:
         outputs = packed(outputs)
-        state = replace(
-            state, counted=state.counted or any(isinstance(each, Data) and each.kind == MESSAGES for each in outputs)
-        )
+        counted = any(isinstance(each, Data) and each.count > 1 for each in outputs)
+        state = replace(state, counted=state.counted or counted)
     return state, [topics.encode(output, raws.get(output.source)) for output in outputs]  # type: ignore[arg-type]
 
 
