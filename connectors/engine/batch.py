@@ -2,10 +2,12 @@
 
 There are two ways, with the same result: row by row (`connectors.takeover.rows`) for a few records, and by columns
 (`ordering.sequencer.columns`) for many. By columns, the codec decodes one record of each sender, kind and headers of
-the application. The others differ only in the local seqno, which is read from the text. Irregular records (packs,
-control records, bad input, relayed records) are decoded by the codec, row by row.
+the application. The others differ only in the local seqno, which is read from the text, and a pack in its value.
+Irregular records (control records, bad input, relayed records) are decoded by the codec, row by row, and so is a pack
+that is to be cut.
 
-The header of a plain message is the beginning of its DATA's: `2 message INCARNATION LOCAL_SEQNO`.
+The header of a plain message is the beginning of its DATA's: `2 message INCARNATION LOCAL_SEQNO`. That of a pack is,
+without its last local seqno: `2 messages INCARNATION FIRST-LAST`.
 """
 
 from __future__ import annotations
@@ -18,12 +20,12 @@ from typing import NamedTuple
 import numpy as np
 from kafka.structs import TopicPartition
 
-from connectors.kafka.codec.codec import FORWARD_FIELDS
+from connectors.kafka.codec.codec import FORWARD_FIELDS, decode_local_seqnos
 from connectors.kafka.codec.headers import HEADER, VERSION, highest_incarnation
 from connectors.kafka.transport import Record as Read
 from connectors.takeover.rows import Output, OutputTopics, Rows, by_rows, decoded
 from ordering.base.kinds import COLUMN_KINDS, MESSAGE_KINDS
-from ordering.base.packs import encode_pack, parts, rest_of
+from ordering.base.packs import encode_pack, fault, most_messages, parts, rest_of
 from ordering.base.records import (
     MAX_NUMBER,
     MAX_PAYLOAD_BYTES,
@@ -47,6 +49,7 @@ COLUMNS_FROM = 16
 _NO_LINK = (-1, 0, 0, 0)
 _ZERO = ord("0")
 _DIGITS = len(str(MAX_NUMBER))
+_PACK = MESSAGES.encode("ascii")
 
 Polled = Mapping[TopicPartition, Sequence[Read]]
 """Records of a consumer's poll, by partition."""
@@ -99,13 +102,13 @@ class _Columns:
         """For each row, an index into `_common`."""
         self._local_seqno: list[int] = []
         self._count: dict[int, int] = {}
-        """The messages of the packs, which are irregular rows."""
+        """The number of messages, of the rows that are packs."""
         for place, records in rows:
             self._read(place, records)
 
     def _read(self, place: TopicPartition, records: Sequence[Read]) -> None:
-        """Read one partition. `known`: the index for each beginning of a header; None: such records are not plain."""
-        known: dict[tuple[bytes | None, bytes, Headers], int | None] = {}
+        """Read one partition. `known`: the answer of `_judge` for each beginning of a header."""
+        known: dict[tuple[bytes | None, bytes, Headers], tuple[int, int]] = {}
         add_index, add_local_seqno = self._indices.append, self._local_seqno.append
         highest = _highest_incarnation_of_all(records)
         for raw in records:
@@ -114,14 +117,21 @@ class _Columns:
                 head, _, number = (headers[0][1] or b"").rpartition(b" ")
                 application = tuple(headers[1:]) if len(headers) > 1 else ()
                 try:
-                    index = known[raw.key, head, application]
+                    index, most = known[raw.key, head, application]
                 except KeyError:
-                    index = known[raw.key, head, application] = self._judge(place, raw, head, highest)
-                if index is not None and number.isdigit() and number[0] != _ZERO and len(number) <= _DIGITS:
+                    index, most = known[raw.key, head, application] = self._judge(place, raw, head, highest)
+                local_seqno = 0
+                if most == 1 and number.isdigit() and number[0] != _ZERO and len(number) <= _DIGITS:
+                    local_seqno = int(number)
+                elif most > 1:
+                    local_seqno, count = _pack_numbers(number, raw.value or b"", most)
+                    if local_seqno:
+                        self._count[len(self._indices)] = count
+                if local_seqno:
                     if application:
                         self._application[len(self._indices)] = application
                     add_index(index)
-                    add_local_seqno(int(number))
+                    add_local_seqno(local_seqno)
                     continue
             record = self.irregular[len(self._indices)] = decoded(Source(place.topic, place.partition, raw.offset), raw)
             if isinstance(record, Malformed):
@@ -133,18 +143,20 @@ class _Columns:
                 if record.kind == MESSAGES:
                     self._count[len(self._indices) - 1] = record.count
 
-    def _judge(self, place: TopicPartition, raw: Read, head: bytes, highest: int) -> int | None:
-        """Return the index of the record's sender and kind; None if a record with this beginning may be irregular."""
+    def _judge(self, place: TopicPartition, raw: Read, head: bytes, highest: int) -> tuple[int, int]:
+        """Return the index of the record's sender and kind, and the most messages that a record with this beginning may
+        have: none if one may be irregular.
+        """
+        irregular = 0, 0
         record = decoded(Source(place.topic, place.partition, raw.offset), raw)
         if isinstance(record, Malformed) or record.kind not in COLUMN_KINDS or record.link is not None:
-            return None
-        if record.kind == MESSAGES:  # the next one's numbers may be no pack's
-            return None
+            return irregular
         if head.count(b" ") != len(FORWARD_FIELDS) - 2 or record.incarnation > highest:
-            return None
+            return irregular
         if len(raw.headers) > 1 and record.headers != tuple(raw.headers[1:]):  # a null value
-            return None
-        return self._index_of(record.sender, record.incarnation, record.kind)
+            return irregular
+        most = most_messages(record.headers) if record.kind == MESSAGES else 1
+        return self._index_of(record.sender, record.incarnation, record.kind), most
 
     def _index_of(self, sender: str, incarnation: int, kind: str) -> int:
         code = self._senders.setdefault(sender, len(self._senders))
@@ -221,20 +233,29 @@ class _Columns:
         """Yield the outputs, in the order of the rows. `state`: before the batch. `packs`: by their last rows."""
         reasons = {row: reason for reason, mask in decisions.dead.items() for row in np.flatnonzero(mask).tolist()}
         irregular, application, data, row = self.irregular, self._application, topics.data, -1
+        counts = self._count
+        cut = {row for row, taken in decisions.taken.items() if row not in irregular and taken < counts[row]}
+        by_codec = cut.union(irregular)
         for place, records in self._rows:
             between = f"{state.epoch} {state.view} {place.topic}-{place.partition}:".encode("ascii")
             for raw in records:
                 row += 1
                 seqno = seqnos[row]
-                if seqno and row not in irregular:
+                if seqno and row not in by_codec:
                     begin = raw.headers[0][1]
+                    if row in counts:
+                        begin = begin.partition(b"-")[0]
                     header = b"%b %d %b%d %d" % (begin, seqno, between, raw.offset, raw.timestamp)
+                    if row in counts:
+                        header += b" - %d" % counts[row]
                     headers = [(HEADER, header), *application.get(row, ())]
                     yield data, (raw.key, raw.value, headers)  # type: ignore[misc]  # it has a value
                 elif row in packs:
                     yield packs[row]
-                elif row in irregular or row in reasons:
+                elif row in by_codec or row in reasons:
                     source = Source(place.topic, place.partition, raw.offset)
+                    if row in cut:
+                        irregular[row] = decoded(source, raw)
                     output = self._irregular_output(state, seqno, row, source, reasons.get(row, ""), decisions)
                     if output is not None:
                         yield topics.encode(output, raw)
@@ -262,6 +283,12 @@ def _highest_incarnation_of_all(records: Sequence[Read]) -> int:
     except TypeError:
         return 0
     return min(highest_incarnation(at_ms) for at_ms in {raw.timestamp for raw in records})
+
+
+def _pack_numbers(text: bytes, value: bytes, most: int) -> tuple[int, int]:
+    """Return the first local seqno of a pack, and how many messages it has; (0, 0) if it breaks a rule."""
+    first, count = decode_local_seqnos(_PACK, text)
+    return (0, 0) if first is None or count > most or fault(value, count) else (first, count)
 
 
 def _link_columns(links: Mapping[int, tuple[int, ...]], size: int) -> LinkColumns | None:

@@ -12,12 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.structs import TopicPartition
 
+from connectors.engine import batch
 from connectors.engine.batch import by_columns
 from connectors.kafka.codec.codec import decode_data, forward_headers, pack_headers
-from connectors.takeover.rows import OutputTopics, Rows, by_rows
+from connectors.kafka.transport import Record
+from connectors.takeover.rows import OutputTopics, Rows, by_rows, decoded
 from ordering.base.packs import MAX_PACK_HEADERS_BYTES, encode_pack, unpacked
-from ordering.base.records import HEARTBEAT, JOIN, MESSAGE, Data, Source
-from ordering.membership.membership import MemberIncarnation, Membership
+from ordering.base.records import HEARTBEAT, JOIN, MESSAGE, MESSAGES, Data, Forward, Headers, Malformed, Source
+from ordering.membership.membership import MemberIncarnation, Membership, ReceivedRow
 from ordering.sequencer.state import SequencerState
 from tests import forward_corpus as corpus
 
@@ -133,6 +135,125 @@ def test_packs(sent: list[tuple[int, int, bool]]) -> None:
     assert [without_place(each) for each in found] == [without_place(each) for each in single]
     for before, after in itertools.pairwise(several):
         assert not _belong(before, after)
+
+
+PACKED = replace(OPENED, format=3)
+NUMBERS = (b"%d-%d",) * 8 + (
+    b"0%d-%d",
+    b"%d-0%d",
+    b"-%d-%d",
+    b"%d--%d",
+    b"%d-%d-",
+    b"+%d-%d",
+    b"%d-%d ",
+    b"%d %d",
+    b"%d-1%d",
+)
+LARGE = ("k", bytes(MAX_PACK_HEADERS_BYTES // 16))  # of 15 messages at most
+
+
+class Sent(NamedTuple):
+    """A record of FORWARD with some messages, `back` from the sender's next one, and some way to break it."""
+
+    sender: int
+    messages: int
+    back: int
+    headers: tuple[tuple[str, bytes], ...]
+    numbers: bytes
+    value: int  # the value is cut there or, if negative, has more
+    of_message: bool  # of the kind `message`, whatever it has
+
+
+SENT = st.builds(
+    Sent,
+    st.integers(0, 1),
+    st.sampled_from((1, 2, 2, 3, 3, 15, 16)),
+    st.sampled_from((0, 0, 0, 0, 1, 2, 4, 20, -1)),
+    st.sampled_from(((), (), (("trace", b"7"),), (LARGE,))),
+    st.sampled_from(NUMBERS),
+    st.sampled_from((0, 0, 0, 0, 0, 1, -1, -5)),
+    st.sampled_from((False,) * 6 + (True,)),
+)
+
+
+def sent_records(sent: list[Sent]) -> list[Raw]:
+    next_local, raws = [1, 1], []
+    for offset, each in enumerate(sent):
+        first = max(1, next_local[each.sender] - each.back)
+        last = first + each.messages - 1
+        payloads = [b"%d" % n * (n % 3) for n in range(first, last + 1)]
+        value = encode_pack(payloads)
+        value = value[each.value :] if each.value >= 0 else value + bytes(-each.value)
+        numbers = each.numbers % (first, last) if each.messages > 1 else b"%d" % first
+        kind = b"message" if each.messages == 1 or each.of_message else b"messages"
+        own = "abcast", b"2 %b 5 %b" % (kind, numbers)
+        raws.append(Raw(offset, b"nyc/%d" % each.sender, value, [own, *each.headers]))
+        if each.numbers == NUMBERS[0] and not each.value:
+            next_local[each.sender] = max(next_local[each.sender], last + 1)
+    return raws
+
+
+@given(st.lists(SENT, min_size=1, max_size=40), st.integers(0, 40), st.sampled_from((3, 3, 3, 2)))
+def test_packs_in_forward(sent: list[Sent], at: int, of_format: int) -> None:
+    """Packs as senders cut them, in two batches: repeats, packs to be cut, gaps, bad numbers, values and headers."""
+    raws = sent_records(sent)
+    state = replace(PACKED, format=of_format)
+    for part in (raws[:at], raws[at:]):
+        if part:
+            state = both(state, in_log(part))
+
+
+BEHIND = {
+    "one number": ("messages", b"3", 2, ()),
+    "three numbers": ("messages", b"3-4-5", 2, ()),
+    "a zero in front": ("messages", b"03-4", 2, ()),
+    "a zero in the last one": ("messages", b"3-04", 2, ()),
+    "too many digits": ("messages", b"3-" + b"9" * 19, 2, ()),
+    "backwards": ("messages", b"3-2", 2, ()),
+    "one message": ("messages", b"3-3", 1, ()),
+    "another count": ("messages", b"3-5", 2, ()),
+    "too many for their headers": ("messages", b"3-18", 16, (LARGE,)),
+    "a message": ("message", b"3-4", 2, ()),
+}
+
+
+@pytest.mark.parametrize(("kind", "numbers", "count", "headers"), BEHIND.values(), ids=BEHIND.keys())
+def test_a_wrong_one_behind_a_good_one(kind: str, numbers: bytes, count: int, headers: Headers) -> None:
+    """Its header begins as that of the good one, which is all that the codec has decoded."""
+    good = pack_headers(5, 1, 2, headers) if kind == MESSAGES else forward_headers(5, 2, headers)
+    wrong = [("abcast", b"2 %b 5 %b" % (kind.encode(), numbers)), *headers]
+    values = encode_pack([b"x"] * 2), encode_pack([b"x"] * count)
+    raws = [Raw(n, b"nyc/a", value, each) for n, (value, each) in enumerate(zip(values, (good, wrong), strict=True))]
+    state = PACKED if kind == MESSAGES else replace(PACKED, received={"nyc/a": ReceivedRow(5, 1)})
+    both(state, in_log(raws))
+    _, outputs = by_columns(state, in_log(raws), TOPICS)
+    assert [topic for topic, _ in outputs] == list(TOPICS)
+
+
+def test_one_message_of_a_pack_takes_one_seqno() -> None:
+    """The rest of a pack may be one message: then no record has taken several seqnos."""
+    state = replace(PACKED, received={"nyc/a": ReceivedRow(5, 1)})
+    rows = in_log([Raw(0, b"nyc/a", encode_pack([b"x"] * 2), pack_headers(5, 1, 2))])
+    assert not both(state, rows).counted
+
+
+@pytest.mark.parametrize("count", [2, 100])
+def test_the_codec_decodes_one_pack_of_a_sender(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pack to be cut is decoded, too."""
+    asked: list[int] = []
+
+    def asks(source: Source, raw: Record) -> Forward | Malformed:
+        asked.append(source.offset)
+        return decoded(source, raw)
+
+    monkeypatch.setattr(batch, "decoded", asks)
+    firsts = [1 + n * count for n in range(20)]
+    firsts.insert(10, firsts[10] - 1)
+    value = encode_pack([b"x"] * count)
+    rows = in_log([Raw(n, b"nyc/a", value, pack_headers(5, first, count)) for n, first in enumerate(firsts)])
+    _, outputs = by_columns(PACKED, rows, TOPICS)
+    assert asked == [0, 10, 11]
+    assert [decode_data(*record).count for _, record in outputs] == [*[count] * 10, count - 1, 1, *[count] * 9]
 
 
 @pytest.mark.parametrize("way", [by_rows, by_columns])
