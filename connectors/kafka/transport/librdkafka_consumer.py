@@ -32,6 +32,10 @@ _FULL_QUEUE_MS = 5
 """The pause before the next fetch when the queue is full. The library's own pause is 1 s: a reader of a backlog takes
 what the queue holds in a tenth of it, and would then sleep.
 """
+_POLL_BYTES = 4 * 1024 * 1024
+"""The bytes of values that a poll is to have at most. With more at once, the allocator gives the memory back to the
+system each time, and the next poll takes it page by page: that costs several times as much as to copy them.
+"""
 _LEADERS_S = 0.1
 """The pause before asking again after a change of leaders."""
 
@@ -77,7 +81,7 @@ class _Consumer:
     ) -> None:
         self._cluster, self._settings = cluster, settings
         self._timeout_s = cluster.timeout
-        self._max_poll_records = max_poll_records
+        self._max_poll_records = self._next_poll_records = max_poll_records
         self._positions: dict[TopicPartition, int | None] = {}
         self._is_moved = False
         # Not the class that OpenTelemetry's instrumentor puts in its place: that one makes a span the active one of the
@@ -132,7 +136,10 @@ class _Consumer:
             first = self._next(timeout_ms / 1000)
             if first is None:
                 return {}
-            messages = [first, *self._client.consume(self._max_poll_records - 1, 0)]
+            messages = [first, *self._client.consume(self._next_poll_records - 1, 0)]
+        mean_bytes = sum(map(len, messages)) // len(messages) or 1
+        # Most records are as large as those before them: none is known before it is taken.
+        self._next_poll_records = max(1, min(self._max_poll_records, _POLL_BYTES // mean_bytes))
         found: dict[TopicPartition, list[PlainRecord]] = {}
         ends: dict[TopicPartition, int] = {}
         for message in messages:

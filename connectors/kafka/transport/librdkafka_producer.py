@@ -66,6 +66,7 @@ class _Sent:
     def report(self, error: confluent_kafka.KafkaError | None, message: Any) -> None:
         """Set the outcome. Called by the producer's thread, or by one that flushes."""
         if error is None:
+            message.set_value(None)  # a second copy; a batch in flight keeps its reports
             self._message = message
         else:
             self.exception = translated(error)

@@ -8,8 +8,10 @@ import itertools
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from confluent_kafka import cimpl
 from kafka.errors import KafkaError, LogTruncationError, OffsetOutOfRangeError
 from kafka.structs import TopicPartition
 
@@ -28,6 +30,8 @@ from connectors.kafka.transport import (
     check_transport,
     kafka_python,
     librdkafka_client,
+    librdkafka_consumer,
+    librdkafka_producer,
     transport,
 )
 from connectors.local.broker import EmbeddedBroker
@@ -127,6 +131,39 @@ def test_a_topic_that_was_made_anew_has_no_such_offset(monkeypatch: pytest.Monke
     monkeypatch.setattr("kafka.KafkaConsumer.poll", truncated)
     with pytest.raises(OffsetOutOfRangeError):
         kafka_python._Consumer.poll(object.__new__(kafka_python._Consumer))
+
+
+class _Queue:
+    """A client of librdkafka whose queue has messages of one size without end."""
+
+    def __init__(self, size: int) -> None:
+        self.message = cimpl.Message(topic="t", partition=0, offset=0, value=bytes(size))
+
+    def poll(self, _timeout_s: float) -> Any:
+        return self.message
+
+    def consume(self, most: int, _timeout_s: float) -> list[Any]:
+        return [self.message] * most
+
+
+@pytest.mark.parametrize(("size", "expected"), [(0, 100), (1000, 100), (100_000, 41), (8_000_000, 1)])
+def test_a_poll_is_bounded_in_bytes(size: int, expected: int) -> None:
+    consumer = object.__new__(librdkafka_consumer._Consumer)
+    consumer._client, consumer._positions, consumer._is_moved = _Queue(size), {}, False
+    consumer._max_poll_records = consumer._next_poll_records = 100
+    assert [len(consumer.poll()[TopicPartition("t", 0)]) for _ in range(3)] == [100, expected, expected]
+    consumer._client = _Queue(10)
+    assert [len(consumer.poll()[TopicPartition("t", 0)]) for _ in range(2)] == [expected, 100]
+
+
+def test_a_report_keeps_no_value() -> None:
+    """A batch in flight would hold each value twice."""
+    message = cimpl.Message(topic="t", partition=1, offset=2, value=b"payload")
+    sent = librdkafka_producer._Sent()
+    sent.report(None, message)
+    assert message.value() is None
+    assert sent.value is not None
+    assert sent.value[:2] == (TopicPartition("t", 1), 2)
 
 
 class _Wild(str):
