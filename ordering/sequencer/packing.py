@@ -20,8 +20,8 @@ that ends between two records.
   message that a pack has, wherever its own batches begin. So no two packs in force overlap.
 * A member that sends a part of a pack again has it dropped, as any repeat: the row has the last local seqno.
 * A reader that stops within a pack goes on with the next message: the reading rule takes the rest of the pack.
-* A sequencer that knows packs and writes none (Spark's; sites that agree) goes on from the same state with single
-  messages. One that does not know them stops at the group's format, before it claims.
+* A sequencer that makes no packs of single messages (Spark's; sites that agree) goes on from the same state. One that
+  does not know packs stops at the group's format, before it claims.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ delays both.
 @pytest.mark.timeout(300)
 def test_killed_again_and_again(scenario: Scenario, kills: int, *, packs: bool) -> None:
     """The kills come at random moments, half of them amid a burst: with batches under way, and parts of them
-    written. At last Spark goes on, which reads packs and writes none.
+    written. At last Spark goes on, which makes no packs of single messages.
     """
     if packs:
         upgrade(scenario.connection, scenario.group, scenario.site)
