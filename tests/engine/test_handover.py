@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
@@ -86,6 +87,16 @@ def test_a_repeated_request_does_not_hand_back(kafka: MemoryConnection, monkeypa
         monkeypatch.setattr(handover, "FIND_S", 0.0)
         with pytest.raises(UsageError, match="no standby waits"):
             hand_over(kafka, ["g"], SITE)
+
+
+@pytest.mark.slow
+def test_a_standby_whose_clock_was_set_back_follows(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_ns = time.time_ns
+    take_over(kafka, "g", SITE)
+    with started_job(kafka, 3600.0):
+        eventually(lambda: stands_by(kafka), what="a standby")
+        monkeypatch.setattr("time.time_ns", lambda: now_ns() - 3_600 * 10**9)
+        hand_over(kafka, ["g"], SITE)
 
 
 @pytest.mark.slow
