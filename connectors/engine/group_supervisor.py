@@ -28,7 +28,7 @@ from connectors.takeover.group_maintenance import GroupMaintenance
 from connectors.takeover.groups import forward_topics, positions_of
 from connectors.takeover.takeover import STALL_S
 from connectors.takeover.watchdog import NotCounting, Watchdog
-from ordering.base.errors import AbcastError, BrokerUnreachable, KafkaRefused
+from ordering.base.errors import AbcastError, BrokerUnreachable, Fenced, KafkaRefused
 from ordering.base.records import Exclusion
 from ordering.sequencer.pipeline import Pipeline
 from ordering.sequencer.sequencer import is_snapshot_due
@@ -68,6 +68,7 @@ class GroupSupervisor:
         """The loop's pipelines, by group. The loop replaces the mapping, and never changes it."""
         self._site = options.site
         self._state = state
+        self._stands_by = options.takeover_after_s is not None
         self._troubles = options.troubles or Troubles()
         self._beats = Beats(options.connection, options.site)
         self._maintenance = GroupMaintenance(
@@ -89,7 +90,7 @@ class GroupSupervisor:
         """Take over every group that is due; return the groups taken. Groups that answer late come as changes.
 
         Suspends each group that can't be taken over, and retries it later. If no group can be taken over, raises the
-        groups' error; also raises BrokerUnreachable, EnvironmentProblem.
+        groups' error: a standby's is Fenced if any is. Also raises BrokerUnreachable, EnvironmentProblem.
         """
         topics = self._topics(fresh=True)
         suspended = self._state.suspended
@@ -102,6 +103,9 @@ class GroupSupervisor:
                 break
             partitions, ends = {**taken.partitions, **came.partitions}, {**taken.ends, **came.ends}
             taken = Taken({**taken.states, **came.states}, partitions, ends=ends)
+        fenced = next((error for error in unservable.values() if isinstance(error, Fenced)), None)
+        if self._stands_by and fenced is not None and not taken.states:
+            raise fenced  # another one is the sequencer, also of groups that nobody can serve now
         if topics and len(unservable) == len(topics):
             raise_unservable(unservable, topics)
         for group, error in sorted(unservable.items()):

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 import pytest
@@ -19,13 +19,15 @@ from hypothesis import strategies as st
 from kafka.structs import TopicPartition
 
 from connectors.engine import standby
+from connectors.engine.group_supervisor import GroupSupervisor
 from connectors.engine.loop import Loop
-from connectors.engine.options import EngineOptions
+from connectors.engine.options import EngineOptions, JobState
 from connectors.engine.standby import LOOK_S, SIGNS, Seen, SequencerSilence, Standby, Turn
 from connectors.engine.takeovers import Takeovers
 from connectors.engine.writing import WriteFailed
 from connectors.kafka.codec.codec import forward_headers
 from connectors.kafka.codec.epochs import Claim
+from connectors.kafka.groups.suspended_groups import SuspendedGroups
 from connectors.kafka.log.beats import Beats
 from connectors.kafka.log.data_log import DataLog, consumer_of_logs
 from connectors.kafka.log.sign_of_life import (
@@ -41,7 +43,7 @@ from connectors.takeover import groups
 from connectors.takeover.takeover import take_over
 from connectors.testing.memory_kafka import MemoryConnection
 from jobs.terminal.engine_option import TAKEOVER_AFTER_S
-from ordering.base.errors import AbcastError, BrokerUnreachable, UsageError
+from ordering.base.errors import AbcastError, BrokerUnreachable, Fenced, HistoryUnavailable, UsageError
 from ordering.base.names import Topic
 from tests.engine.serving import SITE, finder_of, started_job
 from tests.engine.serving import no_rival as no_rival
@@ -395,6 +397,33 @@ def test_of_two_standbys_one_takes_over(
         eventually(lambda: "It stands by." in caplog.text, what="a standby that is fenced")
         assert claims(kafka) == before + 1
     assert why in caplog.text
+
+
+@pytest.mark.parametrize("is_suspended", [False, True])
+def test_a_standby_that_lost_the_race_stands_by_beside_a_broken_group(
+    kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch, *, is_suspended: bool
+) -> None:
+    """The other group is broken. Its answer comes first, or an earlier attempt has suspended it."""
+    kafka.create("broken", SITE)
+    take_over(kafka, "broken", SITE)
+    kafka.drop(Topic("broken", "data", SITE))
+    take_over(kafka, "g", SITE)
+    asks = Takeovers.results
+
+    def broken_first(takeovers: Takeovers, timeout_s: float) -> Any:
+        found = asks(takeovers, timeout_s)
+        while takeovers.is_running:
+            found.errors.update(asks(takeovers, timeout_s).errors)
+        return found._replace(errors=dict(sorted(found.errors.items())))
+
+    monkeypatch.setattr(Takeovers, "results", broken_first)
+    state = JobState(finder_of(kafka, (SITE,)), SuspendedGroups("sequence"), {"g": 0})
+    if is_suspended:
+        state.suspended.suspend("broken", HistoryUnavailable("its snapshots are gone."))
+    options = EngineOptions(kafka, SITE, takeover_after_s=1.0)
+    with closing(GroupSupervisor(options, state)) as standby, pytest.raises(Fenced):
+        standby.take_all()
+    assert "g" not in state.suspended
 
 
 @pytest.mark.slow
