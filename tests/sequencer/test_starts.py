@@ -14,17 +14,27 @@ from kafka.structs import TopicPartition
 from connectors import Member
 from connectors.kafka.codec.codec import decode_data
 from connectors.kafka.codec.epochs import Claim, Note, encode_note, seconds_to_yield, this_host
+from connectors.kafka.connection.connection import Connection
+from connectors.kafka.connection.sending import append
 from connectors.kafka.groups.side_by_side import GROUPS_AT_ONCE
 from connectors.kafka.groups.unservable_groups import UnservableGroups
 from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.log.seqno_search import where
 from connectors.kafka.topics.settings import change_settings
+from connectors.takeover import takeover
 from connectors.takeover.feud import yield_to_rival
 from connectors.takeover.takeover import Claimer, take_over, take_over_groups
 from connectors.takeover.ticks import tick
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.sequencer_thread import SequencerThread
-from ordering.base.errors import Fenced, HistoryUnavailable, ProtocolViolation, TopicMissing, UsageError
+from ordering.base.errors import (
+    BrokerUnreachable,
+    Fenced,
+    HistoryUnavailable,
+    ProtocolViolation,
+    TopicMissing,
+    UsageError,
+)
 from ordering.base.names import Topic
 from ordering.base.records import Data, Headers, Partition
 
@@ -286,6 +296,24 @@ def test_a_takeover_tells_its_horizon(kafka: MemoryConnection) -> None:
             time.sleep(0.02)
         assert not sequencer.state.membership.horizon
     assert take_over(kafka, "g", "nyc").seqno == 3
+
+
+@pytest.mark.parametrize("lost", ["epoch", "data"])
+def test_a_record_without_an_offset_ends_a_takeover(
+    kafka: MemoryConnection, lost: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker that gets a claim or a seal twice, and knows only that it has it, tells no offset."""
+    own: dict[str, int] = {}
+
+    def told_nothing(connection: Connection, topic: str, *given: Any, **more: Any) -> int:
+        offset = append(connection, topic, *given, **more)
+        return -1 if Topic.of(topic).role == lost else offset
+
+    with monkeypatch.context() as answers:
+        answers.setattr(takeover, "append", told_nothing)
+        with pytest.raises(BrokerUnreachable, match=rf"does not tell the offset of a record in abcast\.g\.{lost}\.nyc"):
+            take_over(kafka, "g", "nyc", claimed=own)
+    assert take_over(kafka, "g", "nyc", claimed=own).epoch == own["g"] > 1
 
 
 def test_a_forward_topic_that_was_made_anew(kafka: MemoryConnection) -> None:
