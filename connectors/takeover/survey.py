@@ -37,7 +37,7 @@ _logger = logging.getLogger(__name__)
 class Survey(NamedTuple):
     """The state that a group's DATA tells below offset `end`.
 
-    `ends`, `horizon`: the results of `horizon`. `last`: the last record below `end`, unless only markers are near.
+    `last`: the last record below `end`, unless only markers are near.
     `server`: the process that seems to serve the group; "" for none. `format`: the group's format from here on.
     `changed`: partitions of FORWARD that are not the logs from which DATA was made. `told`: the end of EPOCH that DATA
     was compared with. `in_ledger`: the last seqno in the ledger then.
@@ -46,8 +46,6 @@ class Survey(NamedTuple):
     data: DataLog
     state: SequencerState
     end: int
-    ends: Mapping[Partition, int] = {}
-    horizon: Mapping[Partition, int] = {}
     server: str = ""
     format: int = FIRST.number
     last: StoredRecord | None = None

@@ -12,7 +12,8 @@ There is one way to start. It trusts no lock and no checkpoint, only DATA:
 4. Read DATA from the end of the last survey up to the seal, and bring the state up to date. Then ask EPOCH, the signs
    of life and the ledger again: a sequencer that ran until the seal may have told them of records that DATA lost
    before it. What they tell now is from before the seal, or from a newer sequencer, whose claim EPOCH then has.
-5. Append the state as the epoch's opening snapshot, append a note of the seal's offset to EPOCH, and go on.
+5. Append the state as the epoch's opening snapshot, append a note of the seal's offset to EPOCH, ask for the ends of
+   FORWARD, behind all that the sequencer before has read, and go on.
 
 Invariant: the state from which a sequencer goes on holds everything effective before its seal, and each seqno that
 EPOCH or the ledger had when the seal was written; nothing effective of a lower epoch can follow. So numbers are never
@@ -173,9 +174,7 @@ class Takeover:
         deadline = time.monotonic() + timeout_s
         while not self._results and self.is_running:
             left = min(deadline - time.monotonic(), STALL_S)
-            if not self._may_claim:
-                self._take_surveys(max(left, 0.0))
-            elif self._claims.is_waiting:
+            if self._may_claim and self._claims.is_waiting:
                 self._take_claims(max(left, 0.0) if not self._surveys.is_waiting else _BOTH_S)
                 self._take_surveys(0.0)
             else:
@@ -248,6 +247,7 @@ class Takeover:
         by, data = self._by, DataLog(self._by.connection, group, self._by.site, consumer)
         self._inherit(data)
         found = self._survey(data, consumer, self._signs)
+        horizon(by.connection, consumer, self._groups[group], found.state)  # FORWARD can be read, before any claim
         if by.check_group is not None:
             by.check_group(found.state)
         return found._replace(server=self._who_serves(data))
@@ -255,15 +255,14 @@ class Takeover:
     def _survey(self, data: DataLog, consumer: Consumer, signs: Signs) -> Survey:
         by, group = self._by, data.topic.group
         found = survey(data, by.claimed, by.agreement, _signed(signs, group), by.ledger)
-        ends, ahead = horizon(by.connection, consumer, self._groups[group], found.state)
         newest = newest_records(data, found.end)
         changed, last = changed_inputs(data, consumer, self._groups[group], newest), next(reversed(newest), None)
-        return found._replace(ends=ends, horizon=ahead, changed=changed, last=last)
+        return found._replace(changed=changed, last=last)
 
     def _survey_again(self, found: Survey, consumer: Consumer) -> Survey:
         """Survey a group behind its claim. Raises HistoryChanged also if DATA no longer has what it had."""
         newer = self._survey(found.data, consumer, self._read_signs_again(found.data.topic.group))
-        _since(found, newer.end)
+        _since(found, newer.end)  # only for its check
         return newer
 
     def _inherit(self, data: DataLog) -> None:
@@ -312,10 +311,14 @@ class Takeover:
             return newest
 
         try:
-            return _claim(found, self._producer, self._by, survey_again, self._ask_again)
+            state = _claim(found, self._producer, self._by, survey_again, self._ask_again)
         except HistoryChanged:
             self._note(newest)
             raise
+        # Asked behind the seal, before which the fenced sequencer may have gone on for long since the survey.
+        ends, ahead = horizon(self._by.connection, consumer, self._groups[group], state)
+        membership = replace(state.membership, horizon=ahead)
+        return replace(state, decided=of_these(state.decided, ends), membership=membership)
 
     def _ask_again(self, found: Survey, state: SequencerState, end: int) -> None:
         """Check that nobody knows of more than DATA had before the seal, which ends at `end`. Raises HistoryChanged."""
@@ -342,7 +345,7 @@ def _claim(
     survey_again: Callable[[], Survey],
     ask_again: Callable[[Survey, SequencerState, int], None],
 ) -> SequencerState:
-    """Claim, seal, read the rest, open the epoch. Return the state to go on from."""
+    """Claim, seal, read the rest, open the epoch. Return the state that its snapshot tells."""
     data, claimed = found.data, by.claimed
     group = data.topic.group
     if group in claimed:
@@ -379,8 +382,7 @@ def _claim(
     check_reach(data, opened_at, [(sealed_at + 1, "its seal says")])
     by.opened[group] = opened_at + 1
     _logger.info("group %s: epoch %d begins after seqno %d", group, epoch, state.seqno)
-    decided = of_these(state.decided, found.ends)
-    return replace(state, decided=decided, membership=replace(state.membership, horizon=found.horizon))
+    return state
 
 
 def _since(found: Survey, end: int) -> Iterator[StoredRecord]:

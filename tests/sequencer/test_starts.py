@@ -12,7 +12,7 @@ import pytest
 from kafka.structs import TopicPartition
 
 from connectors import Member
-from connectors.kafka.codec.codec import decode_data
+from connectors.kafka.codec.codec import decode_data, decode_forward, forward_headers
 from connectors.kafka.codec.epochs import Claim, Note, encode_note, seconds_to_yield, this_host
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.connection.sending import append
@@ -36,7 +36,10 @@ from ordering.base.errors import (
     UsageError,
 )
 from ordering.base.names import Topic
-from ordering.base.records import Data, Headers, Partition
+from ordering.base.records import HEARTBEAT, JOIN, Data, Headers, Partition, Source
+from ordering.sequencer.sequencer import end_batch, step
+from ordering.sequencer.state import SequencerState
+from tests.waiting import eventually
 
 DATA, EPOCH, FORWARD = Topic("g", "data", "nyc"), Topic("g", "epoch", "nyc"), Topic("g", "forward", "nyc")
 
@@ -296,6 +299,61 @@ def test_a_takeover_tells_its_horizon(kafka: MemoryConnection) -> None:
             time.sleep(0.02)
         assert not sequencer.state.membership.horizon
     assert take_over(kafka, "g", "nyc").seqno == 3
+
+
+class TestASlowTakeover:
+    """The sequencer before goes on between the survey of the next one and its claim."""
+
+    @pytest.fixture
+    def slowly(self, kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> Callable[..., SequencerState]:
+        """A takeover that begins when FORWARD has 5 s, and claims when it has 60 s: a member has joined after 40 s."""
+        claim, log = takeover._claim, kafka.topics.partitions[TopicPartition(str(FORWARD), 0)]
+
+        def pass_seconds(first: int, last: int) -> None:
+            for second in range(first, last):
+                kafka.topics.ahead_ms = (second - 60) * 1_000
+                tick(kafka.producer(), str(FORWARD), [0], 1)
+                if second >= 40:
+                    headers = forward_headers(1, 1, kind=JOIN if second == 40 else HEARTBEAT)
+                    kafka.producer().send(str(FORWARD), key=b"nyc/bob", value=b"", headers=headers, partition=0)
+
+        def late(*given: Any) -> SequencerState:
+            with monkeypatch.context() as first:
+                first.setattr(takeover, "_claim", claim)
+                pass_seconds(5, 60)
+            eventually(lambda: before.state.positions.get(Partition(str(FORWARD), 0)) == len(log), what="a sequencer")
+            return claim(*given)
+
+        before = SequencerThread(kafka, "g", "nyc")
+
+        def take() -> SequencerState:
+            with before:
+                pass_seconds(0, 5)
+                monkeypatch.setattr(takeover, "_claim", late)
+                return take_over(kafka, "g", "nyc")
+
+        return take
+
+    def test_what_came_since_the_survey_suspects_nobody(
+        self, kafka: MemoryConnection, slowly: Callable[..., SequencerState]
+    ) -> None:
+        state = slowly()
+        assert [member.address for member in state.membership.members] == ["nyc/bob"]
+        log = kafka.topics.partitions[TopicPartition(str(FORWARD), 0)]
+        read = [
+            decode_forward(Source(str(FORWARD), 0, each.offset), each.key, each.value, each.headers, each.timestamp)
+            for each in log
+        ]
+        for first in range(0, len(read), 10):
+            stepped = step(state, read[first : first + 10])
+            state, closing = end_batch(stepped.state)
+            assert not closing
+            assert not stepped.outputs
+
+    def test_what_it_decided_then_is_known(self, slowly: Callable[..., SequencerState]) -> None:
+        """A record that it considered is no dead letter of its successor."""
+        place = Partition(str(FORWARD), 0)
+        assert slowly().decided[place] > 40
 
 
 @pytest.mark.parametrize("lost", ["epoch", "data"])
