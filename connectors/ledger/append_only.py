@@ -16,6 +16,7 @@ one commit each; the next start makes the missing ones.
 
 from __future__ import annotations
 
+import json
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -25,11 +26,13 @@ from typing import Generic, NamedTuple, TypeVar
 import deltalake
 
 from connectors.ledger.table_state import (
+    Commit,
     LedgerReplaced,
     TableState,
     check_log,
     commit_file,
     damaged,
+    digest_of,
     newest_commit,
     source_of,
 )
@@ -105,6 +108,8 @@ class AppendOnlyTable(ABC, Generic[State, Rows]):
         self._seen = self.state.newest
         """The last commit known to be in the log. It may be later than the commits counted in `state`: while nothing is
         written here, other commits may shorten the log."""
+        self._appended_at = 0
+        """The version that the last append made."""
 
     def check(self) -> None:
         """Raise LedgerReplaced unless the log still has the last known commit; note newer ones."""
@@ -114,8 +119,15 @@ class AppendOnlyTable(ABC, Generic[State, Rows]):
             self._seen = newest_commit(self._path, self._seen.version)
 
     def has_appended(self, state: State) -> None:
-        """Note the state after an append."""
-        newest = newest_commit(self._path, self._newest_version)
+        """Note the state after an append. Commits right behind it are counted if they leave the rows as they were, as
+        Delta's own merges of small files do.
+
+        The state lacks what any other commit did, such as another writer's append: the next look reads the table anew.
+        """
+        version = self._appended_at
+        while (later := commit_file(self._path, version + 1)).exists() and not _changes_rows(later):
+            version += 1
+        newest = Commit(version, digest_of(self._path, version))
         self.state = replace(state, version=self.state.version + 1, newest=newest)
         self._seen = newest
 
@@ -158,6 +170,7 @@ class AppendOnlyTable(ABC, Generic[State, Rows]):
         while (file := commit_file(self._path, version)).exists():
             text = file.read_text(encoding="utf-8")
             if tag in text:
+                self._appended_at = version
                 return text
             version += 1
         return None
@@ -173,6 +186,13 @@ class LedgerContended(AbcastError):
     """Other writers kept changing the ledger."""
 
     retriable = True
+
+
+def _changes_rows(commit: Location) -> bool:
+    """Whether a commit adds or removes rows, or has a writer's transaction."""
+    actions = [json.loads(line) for line in commit.read_text(encoding="utf-8").splitlines()]
+    files = [action[kind] for action in actions for kind in ("add", "remove") if kind in action]
+    return any("txn" in action for action in actions) or any(file["dataChange"] for file in files)
 
 
 def contended(path: Location) -> LedgerContended:

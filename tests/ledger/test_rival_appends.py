@@ -6,7 +6,7 @@ No lock keeps the writers apart here: while one commits, another appends, merges
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -119,6 +119,51 @@ class Schedule:
                 if seqnos != list(range(1, len(seqnos) + 1)):
                     wrong.append(f"version {version}, group {group}: {seqnos}")
         return wrong
+
+
+class Behind:
+    """A ledger in whose append something happens right behind the commit."""
+
+    def __init__(self, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        create_tables(data)
+        self.data, self.happens = data, list[Callable[[], object]]()
+        self.ledger, self.rival = ProcessLedger(data, lambda: False), ProcessLedger(data, lambda: False)
+
+        def commit(*arguments: Any, **options: Any) -> None:
+            write_deltalake(*arguments, **options)
+            if self.happens:
+                self.happens.pop()()
+
+        monkeypatch.setattr(ProcessLock, "held", lambda *_: nullcontext())
+        monkeypatch.setattr(table, "write_deltalake", commit)
+
+    def append(self, ledger: ProcessLedger, last: int) -> None:
+        rows = [{"group_name": "g", "seqno": seqno} for seqno in range(1, last + 1)]
+        ledger.append(pa.Table.from_pylist(rows, LEDGER_ARROW), VIEWS_ARROW.empty_table())
+
+    def seqnos(self) -> list[int]:
+        return sorted(DeltaTable(str(self.data / "ledger")).to_pyarrow_table(columns=["seqno"])["seqno"].to_pylist())
+
+
+def test_an_append_behind_the_own_one_is_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An object store has no lock: a rival may append before this writer has noted its own append."""
+    one = Behind(tmp_path, monkeypatch)
+    one.happens.append(lambda: one.append(one.rival, 4))
+    one.append(one.ledger, 2)
+    one.append(one.ledger, 5)
+    assert one.seqnos() == [1, 2, 3, 4, 5]
+
+
+def test_a_merge_behind_the_own_append_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark merges small files in the call of an append: to read the state anew would cost a pass over the table."""
+    one = Behind(tmp_path, monkeypatch)
+    one.append(one.ledger, 2)
+    one.happens.append(lambda: DeltaTable(str(tmp_path / "ledger")).optimize.compact())
+    one.append(one.ledger, 4)
+    assert DeltaTable(str(tmp_path / "ledger")).history(1)[0]["operation"] == "OPTIMIZE"
+    monkeypatch.setattr(one.ledger.ledger, "_read_state", None)
+    one.append(one.ledger, 5)
+    assert one.seqnos() == [1, 2, 3, 4, 5]
 
 
 @contextmanager
