@@ -173,7 +173,8 @@ class JobsProcess:
     def _take_in(self, pipe: Pipe) -> str | None:
         """Take in the child's reports; return the sentence of the error that ended it."""
         try:
-            while pipe.poll(LOOK_S):
+            is_there = pipe.poll(LOOK_S)
+            while is_there:
                 job, said = pipe.recv()
                 if job == _READY:
                     self.ready.set()
@@ -186,6 +187,7 @@ class JobsProcess:
                     self._troubles.end(job, said)
                 else:
                     self._troubles.put(job, said)
+                is_there = pipe.poll(0)  # many jobs together may never be silent for LOOK_S
         except (EOFError, OSError):
             time.sleep(LOOK_S)  # the child is about to end
         return None
@@ -204,9 +206,13 @@ class _Reports(Troubles):
     def __init__(self, pipe: Pipe) -> None:
         super().__init__()
         self._pipe, self._sending = pipe, threading.Lock()
+        self._reasons: dict[str, Mapping[str, str]] = {}
 
     def put(self, job: str, reasons: Mapping[str, str]) -> None:
-        self.tell(job, dict(reasons))
+        """Tell the reasons if they have changed: relays put theirs each second."""
+        if self._reasons.get(job) != reasons:
+            self._reasons[job] = dict(reasons)
+            self.tell(job, dict(reasons))
 
     def end(self, job: str, why: str) -> None:
         self.tell(job, why)
