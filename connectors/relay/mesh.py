@@ -8,7 +8,7 @@ from typing import Any
 
 from kafka.structs import TopicPartition
 
-from connectors.kafka.groups.unservable_groups import ask_each
+from connectors.kafka.groups.unservable_groups import JOB_ERRORS, UnservableGroups, ask_each
 from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.topics.topics import ensure_topic
 from connectors.relay.hub import SiteForward
@@ -21,6 +21,8 @@ from ordering.base.names import Topic
 
 LOOK_EVERY_S = 30.0
 """The seconds between two checks that the neighbour has ordered the records carried."""
+LOOK_FOR_S = 1.0
+"""The time after which a check leaves the groups that remain to the next one: heartbeats come between two checks."""
 
 
 class LinkStalled(AbcastError):
@@ -40,7 +42,8 @@ class MeshData(SiteForward):
         self._presence: Presence | None = None
         self._copied: Callable[[], Mapping[TopicPartition, int]] = dict
         self._sessions: dict[str, int] = {}
-        self._carried: dict[str, int] = {}  # by DATA topic, at the last look
+        self._unseen: list[str] = []  # the DATA topics that remain of a look
+        self._carried: dict[str, int] = {}  # by DATA topic, at its last look
         self._ends_there: dict[str, int] = {}  # of the neighbour's DATA, where it has not ordered that
         self._patience_s = LOOK_EVERY_S
         self._began_at = self._looked_at = 0.0
@@ -48,7 +51,7 @@ class MeshData(SiteForward):
     def begin(self, copied: Callable[[], Mapping[TopicPartition, int]]) -> None:
         """Open the relay's `Presence`."""
         self._presence, self._copied = Presence(self.source, self.target, self.direction), copied
-        self._sessions, self._carried, self._ends_there = {}, {}, {}
+        self._sessions, self._unseen, self._carried, self._ends_there = {}, [], {}, {}
         self._began_at = self._looked_at = time.monotonic()
 
     def positions(self, topics: Collection[Topic]) -> dict[TopicPartition, int]:
@@ -84,45 +87,64 @@ class MeshData(SiteForward):
     def check(self) -> None:
         """Write signs of the relay, and check that the neighbour orders what it carries.
 
-        Raises BrokerUnreachable, LinkStalled.
+        Raises BrokerUnreachable, LinkStalled; UnservableGroups with the groups whose DATA can't be read.
         """
         if self._presence is None:
             return
-        self._presence.tell()
+        errors = self._presence.tell()
         now = time.monotonic()
-        if now - self._looked_at >= LOOK_EVERY_S:
-            self._looked_at = now
-            self._look(now)
+        if not self._unseen and now - self._looked_at >= LOOK_EVERY_S:
+            self._looked_at, self._unseen = now, list(self._sessions)
+        if self._unseen:
+            errors |= self._look_until(now + LOOK_FOR_S)
+        if errors:
+            raise UnservableGroups(errors)
 
-    def _look(self, now: float) -> None:
+    def _look_until(self, then: float) -> dict[str, AbcastError]:
+        """Look at one group after the other; return the error of each whose DATA can't be read. Raises LinkStalled."""
+        errors: dict[str, AbcastError] = {}
+        copied = self._copied()
+        while self._unseen and time.monotonic() < then:
+            name = self._unseen.pop()
+            try:
+                self._look(name, copied.get(TopicPartition(name, 0)))
+            except (LinkStalled, *JOB_ERRORS):
+                raise
+            except BrokerUnreachable:
+                continue  # this group is looked at again
+            except AbcastError as error:
+                errors[Topic.of(name).group] = error
+        if not self._unseen and not self._ends_there:
+            self._patience_s = LOOK_EVERY_S
+        return errors
+
+    def _look(self, name: str, copied: int | None) -> None:
         """Check that the records carried at the last look have been ordered: only this relay would send them again.
 
         They are not ordered if the neighbour has lost rows, or if it follows the session of another relay that has
         ended. Then another session begins: at once if the neighbour has written anything since the last look, which
         shows that its sequencer runs; else after a time that doubles, so that a neighbour that is away for long gets
-        its backlog about twice in all.
+        its backlog about twice in all. `copied`: the offset behind the last record carried by now.
         """
-        for name, offset in self._carried.items():
-            topic = Topic.of(name)
-            try:
-                with DataLog(self.source, topic.group, topic.site) as here, self._there(topic.group) as there:
-                    if is_ordered(here.state(offset), there.state(), topic.site, self._is_carried):
-                        continue
-                    end, before = there.end(), self._ends_there.get(name)
-            except BrokerUnreachable:  # this group is looked at again
-                continue
-            self._ends_there[name] = end
-            if before not in (None, end) or now - self._began_at >= self._patience_s:
-                self._patience_s *= 2
-                raise LinkStalled(
-                    f"group {topic.group}: {self.direction.target} has not ordered the records copied there. "
-                    "Does its sequencer run?"
-                )
+        topic, offset = Topic.of(name), self._carried.get(name)
+        if offset is None or (end := self._end_if_behind(topic, offset)) is None:
+            self._ends_there.pop(name, None)
+            if copied is not None:
+                self._carried[name] = copied
             return
-        self._patience_s = LOOK_EVERY_S
-        copied = self._copied()
-        self._carried = {place.topic: offset for place, offset in copied.items() if place.topic in self._sessions}
-        self._ends_there = {}
+        before, self._ends_there[name] = self._ends_there.get(name), end
+        if before not in (None, end) or time.monotonic() - self._began_at >= self._patience_s:
+            self._patience_s *= 2
+            raise LinkStalled(
+                f"group {topic.group}: {self.direction.target} has not ordered the records copied there. "
+                "Does its sequencer run?"
+            )
+
+    def _end_if_behind(self, topic: Topic, carried: int) -> int | None:
+        """Return the end of the neighbour's DATA if the neighbour lacks records carried up to there; else None."""
+        with DataLog(self.source, topic.group, topic.site) as here, self._there(topic.group) as there:
+            is_behind = not is_ordered(here.state(carried), there.state(), topic.site, self._is_carried)
+            return there.end() if is_behind else None
 
     def _there(self, group: str) -> DataLog:
         return DataLog(self.target, group, self.direction.target)
@@ -132,6 +154,7 @@ class MeshData(SiteForward):
 
     def drop(self, group: str) -> None:
         """End the heartbeats of a group."""
+        self._unseen = [name for name in self._unseen if Topic.of(name).group != group]
         for topic in [name for name in self._sessions if Topic.of(name).group == group]:
             for known in (self._sessions, self._carried, self._ends_there):
                 known.pop(topic, None)

@@ -23,9 +23,11 @@ from connectors.kafka.connection.connection import Connection
 from connectors.kafka.connection.ranges import windows_back
 from connectors.kafka.connection.sending import append
 from connectors.kafka.connection.sites import Direction
+from connectors.kafka.groups.unservable_groups import JOB_ERRORS
 from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.transport import Producer
 from connectors.relay.link_start import Carries, SessionStart, link_start
+from ordering.base.errors import AbcastError, BrokerUnreachable
 from ordering.base.names import Topic, relay_of
 from ordering.base.records import EPOCH, HEARTBEAT, LEAVE, LINK_START, REMOTE_VIEW, STRAY
 from ordering.sequencer.state import SequencerState
@@ -46,6 +48,7 @@ class Presence:
         self._source = source
         self._target = target
         self._direction = direction
+        self._sender = relay_of(direction.source).encode("ascii")
         self._producer: Producer = target.producer()
         self._groups: dict[str, _Group] = {}
         self._beat_at = 0.0
@@ -62,18 +65,29 @@ class Presence:
         self._groups[group].had_view |= state.view > 0
         return session
 
-    def tell(self) -> None:
-        """Write the heartbeats that are due. Raises BrokerUnreachable if the relay's source does not answer."""
+    def tell(self) -> dict[str, AbcastError]:
+        """Write the heartbeats that are due; return the error of each group whose DATA can't be read.
+
+        Raises BrokerUnreachable if the relay's source does not answer.
+        """
+        errors: dict[str, AbcastError] = {}
         is_time = time.monotonic() - self._beat_at >= QUIET_BEAT_S
         try:
             for name, group in self._groups.items():
-                group.look()
+                try:
+                    group.look()
+                except (BrokerUnreachable, *JOB_ERRORS):
+                    raise
+                except AbcastError as error:
+                    errors[name] = error
+                    continue
                 if group.had_view or is_time:
                     self._send(name, HEARTBEAT)
         except KafkaError as error:
             _logger.warning("%s: a heartbeat of the relay could not be written: %r", self._direction, error)
         if is_time:
             self._beat_at = time.monotonic()
+        return errors
 
     def farewell(self) -> None:
         """Write that the relay is stopped. A failure is only logged: the neighbour misses the heartbeats anyway."""
@@ -95,17 +109,13 @@ class Presence:
         self._producer.close(timeout=1)
 
     def _append(self, group: str, kind: str, incarnation: int = 1, local_seqno: int = 1, value: bytes = b"") -> int:
-        sender = relay_of(self._direction.source)
-        record = sender.encode("ascii"), value, forward_headers(incarnation, local_seqno, kind=kind)
+        record = self._sender, value, forward_headers(incarnation, local_seqno, kind=kind)
         return append(self._target, self._topic(group), record, producer=self._producer)
 
     def _send(self, group: str, kind: str) -> FutureRecordMetadata:
         """Send a record of this kind, without waiting."""
-        sender = relay_of(self._direction.source)
         headers = forward_headers(1, 1, kind=kind)
-        return self._producer.send(
-            self._topic(group), key=sender.encode("ascii"), headers=headers, value=b"", partition=0
-        )
+        return self._producer.send(self._topic(group), key=self._sender, headers=headers, value=b"", partition=0)
 
     def _topic(self, group: str) -> str:
         return str(Topic(group, "relayed", self._direction.target, self._direction.source))

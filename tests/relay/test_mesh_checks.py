@@ -1,0 +1,178 @@
+"""A mesh's relay beside its copies, in a Kafka in memory: heartbeats of all groups, and a look at each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kafka.structs import TopicPartition
+
+from connectors.kafka.codec.codec import decode_forward, encode_data
+from connectors.kafka.connection.sites import Direction, Sites
+from connectors.kafka.groups.unservable_groups import UnservableGroups
+from connectors.kafka.log.data_log import DataLog
+from connectors.relay import mesh
+from connectors.relay.mesh import LOOK_EVERY_S, LOOK_FOR_S, LinkStalled, MeshData
+from connectors.testing.memory_kafka import MemoryConnection
+from ordering.base.errors import AbcastError, HistoryUnavailable, LaterVersion, TopicMissing, UsageError
+from ordering.base.formats import Format
+from ordering.base.names import Topic
+from ordering.base.records import EPOCH, HEARTBEAT, VIEW, Data, Forward, Source
+from ordering.sequencer.sequencer import seal
+from tests.relay.carrying import relays_in_memory
+
+OPEN_S = 0.2
+"""The seconds that it takes to open a log."""
+VIEWED = Data(
+    VIEW,
+    1,
+    1,
+    1,
+    payload=json.dumps({"members": [["far/a", 1]], "joined": [], "left": [], "suspected": [], "flush": 0}).encode(),
+)
+
+
+class Link:
+    """A relay from `far` to `here`, all of whose copies are ordered, and a clock that only slow logs move."""
+
+    def __init__(self, *groups: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.far, self.here, self.now = MemoryConnection(), MemoryConnection(), 1_000.0
+        self.looked: list[str] = []
+        for group in groups:
+            self.far.create(group, "far")
+            self.here.create(group, "here")
+            self.here.topics.partitions[self.relayed(group)] = []
+            self.write(group, seal(1), VIEWED)
+        monkeypatch.setattr(mesh, "time", SimpleNamespace(monotonic=lambda: self.now))
+        ends = {"far": self.far, "here": self.here}
+        links = frozenset([frozenset(ends)])
+        self.relay = MeshData(Sites("mesh", None, "micro-batch", ends, links), Direction("far", "here"))
+        self.copied: dict[TopicPartition, int] = {}
+        self.relay.begin(lambda: self.copied)
+        positions = self.relay.positions([Topic(group, "data", "far") for group in groups])
+        self.copied = dict.fromkeys(positions, 1)  # the seal: the neighbour lacks the view
+
+        def opened(connection: MemoryConnection, group: str, site: str) -> DataLog:
+            self.now += OPEN_S
+            if connection is self.here:
+                self.looked.append(group)
+            return DataLog(connection, group, site)
+
+        monkeypatch.setattr(mesh, "DataLog", opened)
+        self.relay.check()
+        self.now += LOOK_EVERY_S
+        self.relay.check()
+        assert not self.looked, "nothing was carried before"
+        self.now += LOOK_EVERY_S
+
+    def relayed(self, group: str) -> TopicPartition:
+        return TopicPartition(str(Topic(group, "relayed", "here", "far")), 0)
+
+    def write(self, group: str, *records: Data) -> None:
+        producer = self.far.producer()
+        for record in records:
+            key, value, headers = encode_data(record)
+            producer.send(str(Topic(group, "data", "far")), key=key, value=value, headers=headers, partition=0)
+
+    def beats(self, group: str) -> int:
+        """Return the number of heartbeats so far."""
+        place = self.relayed(group)
+        found = [
+            decode_forward(Source(place.topic, 0, each.offset), each.key, each.value, each.headers, each.timestamp)
+            for each in self.here.topics.partitions[place]
+        ]
+        return sum(isinstance(each, Forward) and each.kind == HEARTBEAT for each in found)
+
+
+@pytest.fixture
+def link(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Link]]:
+    with relays_in_memory():
+        yield lambda *groups: Link(*groups, monkeypatch=monkeypatch)
+
+
+def test_heartbeats_go_on_while_many_groups_are_looked_at(link: Callable[..., Link]) -> None:
+    """Silence for longer than `suspect_after_ms` makes the neighbour suspect all members at this site."""
+    groups = [f"g{number}" for number in range(30)]
+    one = link(*groups)
+    while len(one.looked) < len(groups):
+        began, beats = one.now, one.beats("g0")
+        one.relay.check()
+        assert one.now - began <= LOOK_FOR_S + 2 * OPEN_S
+        assert one.beats("g0") == beats + 1
+    assert sorted(one.looked) == sorted(groups)
+    one.relay.check()
+    assert len(one.looked) == len(groups), "the next look has its time"
+    one.now += LOOK_EVERY_S
+    one.relay.check()
+    assert len(one.looked) > len(groups)
+
+
+def more_partitions(one: Link) -> None:
+    one.here.topics.partitions[TopicPartition("abcast.b.data.here", 1)] = []
+
+
+def missing(one: Link) -> None:
+    one.here.topics.delete("abcast.b.data.here")
+
+
+def later_version(one: Link) -> None:
+    key, value, headers = encode_data(Data(EPOCH, 2, format=Format(999, "9.8.7")))
+    one.here.producer().send("abcast.b.data.here", key=key, value=value, headers=headers, partition=0)
+
+
+def dropped(one: Link) -> None:
+    one.far.drop(Topic("b", "data", "far"))
+
+
+@pytest.mark.parametrize(
+    ("harm", "kind"),
+    [
+        (more_partitions, UsageError),
+        (missing, TopicMissing),
+        (later_version, LaterVersion),
+        (dropped, HistoryUnavailable),
+    ],
+)
+def test_an_error_of_one_group_is_no_error_of_the_others(
+    link: Callable[..., Link], harm: Callable[[Link], None], kind: type[AbcastError]
+) -> None:
+    one = link("a", "b", "c")
+    harm(one)
+    with pytest.raises(UnservableGroups) as raised:
+        one.relay.check()
+    assert raised.value.errors.keys() == {"b"}
+    assert isinstance(raised.value.errors["b"], kind)
+    assert {"a", "c"} <= set(one.looked)
+    one.relay.drop("b")
+    one.now += LOOK_EVERY_S
+    one.relay.check()
+
+
+def test_a_heartbeat_that_one_group_prevents_is_written_for_the_others(
+    link: Callable[..., Link], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = link("a", "b", "c")
+
+    def look() -> None:
+        raise LaterVersion("it is too new")
+
+    presence: Any = one.relay._presence
+    monkeypatch.setattr(presence._groups["b"], "look", look)
+    beats = one.beats("c")
+    with pytest.raises(UnservableGroups, match="it is too new") as raised:
+        one.relay.check()
+    assert raised.value.errors.keys() == {"b"}
+    assert one.beats("c") == beats + 1
+
+
+def test_records_that_are_not_ordered_end_the_attempt(link: Callable[..., Link]) -> None:
+    one = link("a", "b")
+    one.copied[TopicPartition("abcast.a.data.far", 0)] = 2
+    one.now += LOOK_EVERY_S
+    one.relay.check()
+    one.now += LOOK_EVERY_S
+    with pytest.raises(LinkStalled, match="group a: here has not ordered the records"):
+        one.relay.check()
