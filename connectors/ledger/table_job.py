@@ -13,6 +13,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from connectors.kafka.groups.suspended_groups import SLOW_WAITS_S
 from connectors.kafka.groups.unservable_groups import START_ERRORS
 from connectors.kafka.topics.topics import refusals
 from connectors.ledger.table_lock import StoppedWaiting
@@ -78,7 +79,7 @@ class TableJob(StreamingJob, Generic[Writer]):
 
     ends_alone_with: tuple[type[AbcastError], ...] = START_ERRORS
     """The errors of groups that end the job alone, if no group is left. The sequencer and the members go on."""
-    waits_s = (10.0, 30.0, 60.0, 300.0)
+    waits_s = SLOW_WAITS_S
     reads: Role
     """The role of the topics that the job reads."""
     tells: Role

@@ -44,8 +44,6 @@ _logger = logging.getLogger(__name__)
 
 CARRIED: tuple[Role, ...] = ("data", "forward", "inbox", "cast")
 """The roles of the topics that relays read."""
-WAITS_S = (10.0, 30.0, 60.0, 300.0)
-"""The waits before a group that can't be carried is tried again."""
 
 
 class Relay(ABC):

@@ -18,6 +18,8 @@ from connectors.kafka.groups.retrying import HEALTHY_S, LogThrottle
 from ordering.base.errors import AbcastError, Fenced
 
 WAITS_S = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+SLOW_WAITS_S = (10.0, 30.0, 60.0, 300.0)
+"""The waits of relays, and of the ledger's jobs."""
 LONGEST_WAIT_S = 3600.0
 """The longest wait of a group whose failures each cost a claim, and will not pass by themselves: the log keeps claims,
 and a snapshot for each.

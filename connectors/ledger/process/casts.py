@@ -21,6 +21,7 @@ from connectors.kafka.codec.cast_codec import CAST_FIELDS, decode_cast
 from connectors.kafka.codec.headers import HEADER, NOTHING, split_headers
 from connectors.kafka.codec.seldom import warn_seldom
 from connectors.kafka.connection.connection import Connection
+from connectors.kafka.groups.suspended_groups import SLOW_WAITS_S
 from connectors.kafka.groups.topic_finder import LOOK_S
 from connectors.kafka.groups.unservable_groups import UnservableGroups
 from connectors.kafka.log.same_log_consumer import SameLogConsumer
@@ -29,7 +30,7 @@ from connectors.ledger.casts.places import TopicsWithCasts, cast_positions
 from connectors.ledger.casts.state import LAYOUT, CastPlace, CastTableState, missing_in, read_cast_state
 from connectors.ledger.process.rows import arrow_schema
 from connectors.ledger.process.table import ProcessTable, create_table
-from connectors.ledger.process.table_job import PAUSE_S, TRIGGER_S, WAITS_S, LedgerOptions, ProcessTableJob
+from connectors.ledger.process.table_job import PAUSE_S, TRIGGER_S, LedgerOptions, ProcessTableJob
 from connectors.ledger.table_lock import ProcessLock
 from ordering.base.errors import HistoryChanged, KafkaRefused
 from ordering.base.names import Topic
@@ -61,7 +62,7 @@ class ProcessCastJob(ProcessTableJob):
             _logger.warning("%s: %s Looking where its casts go on.", self.name, changed)
         except KafkaRefused as refused:  # the next attempt finds out which group it concerns
             warn_seldom(_logger, "%s: %s", self.name, refused)
-            self._stop.wait(WAITS_S[0])
+            self._stop.wait(SLOW_WAITS_S[0])
 
     def _write(self) -> None:
         """Write until the topics with casts change, or to the stop."""

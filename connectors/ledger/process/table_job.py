@@ -15,7 +15,7 @@ from typing import NamedTuple
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.groups.group_choice import ALL_GROUPS, LOOK_EVERY_S, GroupChoice
 from connectors.kafka.groups.retrying import Retries
-from connectors.kafka.groups.suspended_groups import SuspendedGroups
+from connectors.kafka.groups.suspended_groups import SLOW_WAITS_S, SuspendedGroups
 from connectors.kafka.groups.topic_finder import TopicFinder
 from connectors.kafka.groups.troubles import Troubles
 from connectors.kafka.groups.unservable_groups import START_ERRORS
@@ -25,7 +25,6 @@ from ordering.base.errors import AbcastError
 TRIGGER_S = 1.0
 """The least seconds between two commits: each makes a file for each group in it."""
 PAUSE_S = 0.05
-WAITS_S = (10.0, 30.0, 60.0, 300.0)
 
 
 class LedgerOptions(NamedTuple):
@@ -52,7 +51,7 @@ class ProcessTableJob(ABC):
         self.ready = threading.Event()
         self._stop = threading.Event()
         self._finder = TopicFinder(options.connection, options.groups, options.look_every_s)
-        self._suspended = SuspendedGroups(self.name, WAITS_S)
+        self._suspended = SuspendedGroups(self.name, SLOW_WAITS_S)
 
     def stop(self) -> None:
         """Ask `run` to write the rows that it has read, and to return."""

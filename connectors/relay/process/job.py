@@ -18,12 +18,12 @@ from kafka.structs import TopicPartition
 from connectors.kafka.connection.sites import Direction, Sites
 from connectors.kafka.groups.group_choice import ALL_GROUPS, LOOK_EVERY_S, GroupChoice
 from connectors.kafka.groups.retrying import LogThrottle, Retries
-from connectors.kafka.groups.suspended_groups import SuspendedGroups
+from connectors.kafka.groups.suspended_groups import SLOW_WAITS_S, SuspendedGroups
 from connectors.kafka.groups.troubles import Troubles
 from connectors.kafka.groups.unservable_groups import JOB_ERRORS, UnservableGroups
 from connectors.relay.process.copying import copier
 from connectors.relay.process.loop import CopyLoop
-from connectors.relay.relay import WAITS_S, Relay
+from connectors.relay.relay import Relay
 from connectors.takeover.same_forward import InputLost
 from ordering.base.errors import AbcastError, BrokerUnreachable, ProtocolViolation
 from ordering.base.names import Topic
@@ -57,7 +57,7 @@ class ProcessRelay:
         self.name = self.relay.name
         self.ready = threading.Event()
         self._troubles = troubles if troubles is not None else Troubles()
-        self.suspended = SuspendedGroups(self.name, (WATCH_S, *WAITS_S))
+        self.suspended = SuspendedGroups(self.name, (WATCH_S, *SLOW_WAITS_S))
         """Groups that can't be carried now; the others go on without them."""
         self._unexpected = LogThrottle()
         self._stop = threading.Event()

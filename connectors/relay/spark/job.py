@@ -12,7 +12,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from connectors.kafka.connection.sites import Direction, Sites
-from connectors.relay.relay import WAITS_S, Relay
+from connectors.kafka.groups.suspended_groups import SLOW_WAITS_S
+from connectors.relay.relay import Relay
 from connectors.relay.spark.columns import rows_by
 from connectors.spark.job import JobOptions, StreamingJob
 from connectors.spark.progress import newest
@@ -25,7 +26,7 @@ class SparkRelay(StreamingJob):
     """Carries one kind of records in one direction, for all groups that have a DATA topic at both ends."""
 
     keeps_trying = True
-    waits_s = WAITS_S
+    waits_s = SLOW_WAITS_S
 
     def __init__(
         self, spark: SparkSession, options: JobOptions, kind: type[Relay], sites: Sites, direction: Direction
