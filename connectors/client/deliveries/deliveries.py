@@ -29,7 +29,7 @@ from connectors.client.values.delivery import Delivery, Place
 from connectors.client.values.gathering import MOST_BYTES
 from connectors.kafka.codec.headers import without_depends
 from connectors.kafka.connection.connection import Connection
-from connectors.kafka.log.effective import Effective, Messages, address_of, next_offsets
+from connectors.kafka.log.effective import Effective, Messages, Pack, PackedMessages, address_of, next_offsets
 from connectors.storage.location import Location
 from ordering.base.errors import HistoryUnavailable, UsageError
 from ordering.base.names import Address
@@ -311,12 +311,26 @@ def _behind(rest: Rest, seqno: int) -> Rest:
 def places_of(messages: Messages) -> Iterator[Place]:
     """Yield the place of each message, with its delivery."""
     offsets = messages.columns.offset
-    return zip(messages.columns.seqno, next_offsets(offsets), deliveries_of(messages), strict=True)
+    return zip(messages.columns.seqno, next_offsets(offsets), _by_columns(messages), strict=True)
 
 
 def deliveries_of(messages: Messages) -> Iterator[Delivery]:
-    """Yield the delivery of each message: as `delivery_of`, but computed by columns."""
+    """Return the delivery of each message: as `delivery_of`, but computed by columns, or by packs."""
+    if isinstance(messages, PackedMessages):
+        return itertools.chain.from_iterable(map(_in_pack, messages.packs))
+    return _by_columns(messages)
+
+
+def _by_columns(messages: Messages) -> Iterator[Delivery]:
     return map(_make, zip(*fields_of(messages), strict=True))
+
+
+def _in_pack(pack: Pack) -> Iterator[Delivery]:
+    seqno, sender, incarnation, local_seqno, _, *shared = delivery_of(pack.first)
+    count, repeat = itertools.count, itertools.repeat
+    payloads = pack.payloads if pack.first.value else [b""]  # null in no pack
+    message_ids = repeat(sender), repeat(incarnation), count(local_seqno)
+    return map(_make, zip(count(seqno), *message_ids, payloads, *map(repeat, shared), strict=False))
 
 
 def fields_of(messages: Messages) -> tuple[Iterable[Any], ...]:

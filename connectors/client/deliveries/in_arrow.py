@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from connectors.client.deliveries.deliveries import Deliveries, delivery_of, fields_of
+from connectors.client.deliveries.deliveries import Deliveries, fields_of
 from connectors.client.values.delivery import Delivery
 from connectors.client.values.stream import Stream
 from connectors.kafka.codec.inputs import LATEST_MS
@@ -60,31 +60,30 @@ def checked(most: int, wait_s: float | None) -> tuple[int, float]:
 
 
 def record_batch(parts: Sequence[Messages | Sequence[Delivery]]) -> RecordBatch:
-    """Return the rows of the messages in `parts`, at least one. Their payloads have less than 2 GiB together."""
+    """Return the rows of the messages in `parts`, none of them empty. Their payloads have less than 2 GiB together."""
     import pyarrow as pa
 
     fields: list[list[Any]] = [[] for _ in Delivery._fields]  # of each record; a pack has its first message's
     sizes: list[int] = []
-    content: list[bytes] = []
-    bounds: list[int] = []  # of the payloads in each record
+    content: list[bytes | memoryview] = []
+    of_parts: list[NDArray[Any]] = []  # the lengths of the payloads
     for part in parts:
         if isinstance(part, PackedMessages):
-            for pack in part.packs:
-                sizes.append(pack.size)
-                content.append(pack.content)
-                bounds += pack.bounds or (0, len(pack.content))
-            found: Iterable[Iterable[Any]] = zip(*(delivery_of(pack.first) for pack in part.packs), strict=True)
+            packs = part.packs
+            sizes += [pack.size for pack in packs]
+            content += [pack.content for pack in packs]
+            of_parts.append(np.frombuffer(b"".join([pack.lengths for pack in packs]), ">u4"))
+            found: Iterable[Iterable[Any]] = fields_of(Messages.of(pack.first for pack in packs))
         else:
             found = fields_of(part) if isinstance(part, Messages) else zip(*part, strict=True)
         for field, values in zip(fields, found, strict=True):
             field += values
         if not isinstance(part, PackedMessages):
-            sizes += itertools.repeat(1, len(part))
             payloads = fields[4][-len(part) :]
+            sizes += itertools.repeat(1, len(part))
             content += payloads
-            bounds += itertools.chain.from_iterable(zip(itertools.repeat(0), map(len, payloads), strict=False))
-    counts = np.array(sizes)
-    lengths = np.delete(np.diff(np.array(bounds)), np.cumsum(counts[:-1] + 1) - 1)  # not from a record to the next
+            of_parts.append(np.array([*map(len, payloads)]))
+    counts, lengths = np.array(sizes), np.concatenate(of_parts)
     within = np.arange(len(lengths)) - np.repeat(np.cumsum(counts) - counts, counts)
 
     def numbers(of_each: Sequence[int]) -> NDArray[np.int64]:
@@ -95,7 +94,7 @@ def record_batch(parts: Sequence[Messages | Sequence[Delivery]]) -> RecordBatch:
     record = pa.array(np.repeat(np.arange(len(sizes)), counts))  # the number of each row's record
     columns = [
         numbers(seqno) + within,
-        pa.array(sender, pa.string()).take(record),
+        _texts(sender, record),
         numbers(incarnation),
         numbers(local_seqno) + within,
         _binary(content, lengths),
@@ -104,7 +103,7 @@ def record_batch(parts: Sequence[Messages | Sequence[Delivery]]) -> RecordBatch:
         epoch,
         _times(forwarded_at_ms),
         _times(sequenced_at_ms),
-        pa.array(order, pa.string()).take(record),
+        _texts(order, record),
     ]
     return pa.record_batch(columns, schema=schema())
 
@@ -132,6 +131,15 @@ def schema() -> Schema:
     )
 
 
+def _texts(of_each: Sequence[str], record: Array) -> Array:
+    """Return the text of each message, given the text of each record."""
+    import pyarrow as pa
+
+    if len(set(of_each)) == 1:  # takes a fifth of the time
+        return pa.repeat(pa.scalar(of_each[0]), len(record))
+    return pa.array(of_each, pa.string()).take(record)
+
+
 def _times(of_ms: NDArray[np.int64]) -> Array:
     """Return times in microseconds; null where the delivery has 0, or more than a timestamp takes."""
     import pyarrow as pa
@@ -140,7 +148,7 @@ def _times(of_ms: NDArray[np.int64]) -> Array:
     return pa.array(of_ms * 1000, pa.timestamp("us", "UTC"), mask=is_none)
 
 
-def _binary(content: Sequence[bytes], lengths: NDArray[np.int64]) -> Array:
+def _binary(content: Sequence[bytes | memoryview], lengths: NDArray[Any]) -> Array:
     """Return the values of these lengths in `content`, one directly after the other: with one copy of it."""
     import pyarrow as pa
 

@@ -23,7 +23,14 @@ from kafka.errors import AuthorizationError, KafkaError, NoOffsetForPartitionErr
 from kafka.structs import TopicPartition
 from numpy.typing import NDArray
 
-from connectors.kafka.codec.codec import data_count, data_fields, data_format, data_numbers, message_numbers
+from connectors.kafka.codec.codec import (
+    data_count,
+    data_fields,
+    data_format,
+    data_numbers,
+    message_numbers,
+    pack_numbers,
+)
 from connectors.kafka.codec.headers import without_nulls
 from connectors.kafka.codec.message_columns import is_message, messages_numbers
 from connectors.kafka.log.data_log import Start
@@ -33,7 +40,7 @@ from connectors.kafka.transport import Consumer
 from ordering.base.errors import HistoryChanged, HistoryUnavailable, ProtocolViolation
 from ordering.base.formats import FIRST, follow
 from ordering.base.kinds import DATA_KINDS
-from ordering.base.packs import offsets
+from ordering.base.packs import fault
 from ordering.base.reader import Reader, Verdict
 from ordering.base.records import MESSAGE, MESSAGES
 
@@ -198,6 +205,8 @@ class DataCursor:
             key, headers, before = record.key, record.headers, self._reader.last_seqno
             kind, count, fields = MESSAGE, 1, _NO_FIELDS
             numbers = message_numbers(key, headers)
+            if not numbers and (of_pack := pack_numbers(key, headers)):
+                kind, numbers, count = MESSAGES, of_pack[:-1], of_pack[-1]
             if not numbers:
                 fields = data_fields(key, headers)
                 if not fields:
@@ -256,12 +265,10 @@ class DataCursor:
 
         `first` is the first message of the whole pack, with the value of all.
         """
-        try:
-            bounds = offsets(first.value or b"", count)
-        except ProtocolViolation as error:
+        if reason := fault(first.value or b"", count):
             self._reader.last_seqno = before  # not taken: the next call raises again
-            raise ProtocolViolation(f"{self._partition.topic} at offset {first.offset}: {error}") from None
-        return Pack(first, bounds).part(max(0, before + 1 - first.seqno), count)
+            raise ProtocolViolation(f"{self._partition.topic} at offset {first.offset}: {reason}.")
+        return Pack.of(first, count).part(max(0, before + 1 - first.seqno), count)
 
     def _warn_of_kind(self, kind: str, offset: int) -> None:
         """Warn of an unknown kind, once a topic."""

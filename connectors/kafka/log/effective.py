@@ -11,9 +11,11 @@ import bisect
 import functools
 import itertools
 import operator
+import struct
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, overload
 
+from ordering.base.packs import size_of_pack
 from ordering.base.records import MESSAGE, Headers, headers_bytes
 
 WHOLE_FROM = 4
@@ -58,17 +60,32 @@ def address_of(key: bytes | None) -> str:
 class Pack(NamedTuple):
     """The messages of one record of DATA: all of a pack, or successive ones of it; or a message in no pack.
 
-    `first` is the first of them, but with the value of the whole record. `bounds`: where the payload of each begins in
-    that value, and where the last one ends; () for a message in no pack, whose payload is all of the value.
+    `first` is the first of them, but with the value of the whole record. `lengths`: of their payloads, each as four
+    bytes, as packs have them. `begin`, `end`: of their payloads in the value.
     """
 
     first: Effective
-    bounds: Sequence[int] = ()
+    lengths: bytes
+    begin: int
+    end: int
+
+    @classmethod
+    def of(cls, record: Effective, count: int) -> Pack:
+        """Return a whole pack of `count` messages, which has no `fault`."""
+        value = record.value or b""
+        begin = size_of_pack(0, count)
+        return cls(record, value[1:begin], begin, len(value))
+
+    @classmethod
+    def alone(cls, record: Effective) -> Pack:
+        """Return a message in no pack."""
+        length = len(record.value or b"")
+        return cls(record, length.to_bytes(4, "big"), 0, length)
 
     @property
     def size(self) -> int:
         """Return how many messages these are."""
-        return len(self.bounds) - 1 if self.bounds else 1
+        return len(self.lengths) // 4
 
     @property
     def kind(self) -> str:
@@ -93,14 +110,18 @@ class Pack(NamedTuple):
     @property
     def payloads(self) -> list[bytes | None]:
         """Return the value of each message."""
-        value, bounds = self.first.value, self.bounds
-        return [value[begin:end] for begin, end in itertools.pairwise(bounds)] if bounds and value else [value]
+        value, lengths = self.first.value, self.lengths
+        if value is None:
+            return [None]
+        if self.size > 1 and lengths == lengths[:4] * self.size:  # often, and this takes a fifth of the time
+            return list(struct.unpack_from(f"{_numbers_in(lengths)[0]}s" * self.size, value, self.begin))
+        ends = itertools.accumulate(_numbers_in(lengths), initial=self.begin)
+        return [value[begin:end] for begin, end in itertools.pairwise(ends)]
 
     @property
-    def content(self) -> bytes:
+    def content(self) -> memoryview:
         """Return all payloads, one directly after the other."""
-        value, bounds = self.first.value or b"", self.bounds
-        return value[bounds[0] : bounds[-1]] if bounds else value
+        return memoryview(self.first.value or b"")[self.begin : self.end]
 
     def messages(self) -> Iterator[Effective]:
         """Return each message."""
@@ -116,7 +137,9 @@ class Pack(NamedTuple):
             return self
         first = self.first
         moved = first._replace(seqno=first.seqno + begin, local_seqno=first.local_seqno + begin)
-        return Pack(moved, self.bounds[begin : end + 1])
+        taken = self.lengths[4 * begin : 4 * end]
+        begins = self.begin + sum(_numbers_in(self.lengths[: 4 * begin]))
+        return Pack(moved, taken, begins, self.end if end == self.size else begins + sum(_numbers_in(taken)))
 
 
 class MessageColumns(NamedTuple):
@@ -267,7 +290,7 @@ class PackedMessages(Messages):
 def with_packs(records: Sequence[Effective | Pack], count: int, *, are_messages: bool) -> Sequence[Effective]:
     """Return packs and other records as a sequence of `count` records. `are_messages`: whether all are messages."""
     if are_messages and count >= WHOLE_FROM * len(records):
-        return PackedMessages([each if isinstance(each, Pack) else Pack(each) for each in records])
+        return PackedMessages([each if isinstance(each, Pack) else Pack.alone(each) for each in records])
     apart: list[Effective] = []
     for each in records:
         apart += each.messages() if isinstance(each, Pack) else (each,)
@@ -297,6 +320,10 @@ def _columns_of(packs: Sequence[Pack], sizes: Sequence[int]) -> MessageColumns:
         same(timestamps),
     )
     return MessageColumns(*columns)
+
+
+def _numbers_in(lengths: bytes) -> tuple[int, ...]:
+    return struct.unpack(f">{len(lengths) // 4}I", lengths)
 
 
 def _made_of(columns: Sequence[Iterable[Any]]) -> Iterator[Effective]:

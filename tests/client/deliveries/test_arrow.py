@@ -16,7 +16,7 @@ from kafka.structs import TopicPartition
 
 from connectors import AsyncMember, Member
 from connectors.client.deliveries import in_arrow
-from connectors.client.deliveries.deliveries import delivery_of
+from connectors.client.deliveries.deliveries import deliveries_of, delivery_of
 from connectors.client.values.delivery import Delivery
 from connectors.kafka.codec.codec import decode_data, encode_data
 from connectors.kafka.connection.connection import Connection
@@ -29,7 +29,7 @@ from connectors.ledger.process.rows import LEDGER_ARROW
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.sequencer_thread import SequencerThread
 from ordering.base.errors import UsageError
-from ordering.base.packs import encode_pack, offsets, unpacked
+from ordering.base.packs import encode_pack, unpacked
 from ordering.base.records import MESSAGE, MESSAGES, Data
 from tests.client.conftest import ON_A_BROKER
 from tests.client.members import with_casts
@@ -149,15 +149,15 @@ def timeless(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def test_packs_are_their_messages_wherever_they_are_cut(seed: int) -> None:
     dice, records, seqno = random.Random(seed), list[Effective | Pack](), 0
     for offset in range(dice.randint(1, 9)):
-        payloads = [dice.randbytes(dice.choice((0, 3))) for _ in range(dice.choice((1, 1, 2, 30)))]
+        lengths = dice.choice(((0, 3), (3,), (0,)))
+        payloads = [dice.randbytes(dice.choice(lengths)) for _ in range(dice.choice((1, 1, 2, 30)))]
         whole = encode_pack(payloads)
         first = Effective(seqno + 1, offset, MESSAGE, b"nyc/%d" % offset, 5, seqno, 6, 7, 8, (("h", b"1"),), whole, 9)
         alone = first._replace(value=dice.choice((payloads[0], None)))
-        pack = Pack(first, offsets(whole, len(payloads)))
-        records.append(pack if len(payloads) > 1 else alone)
+        records.append(Pack.of(first, len(payloads)) if len(payloads) > 1 or dice.random() < 0.2 else alone)
         seqno += len(payloads)
     each = [one for record in records for one in (record.messages() if isinstance(record, Pack) else (record,))]
-    messages = PackedMessages([record if isinstance(record, Pack) else Pack(record) for record in records])
+    messages = PackedMessages([record if isinstance(record, Pack) else Pack.alone(record) for record in records])
     assert (list(messages), len(messages)) == (each, seqno)
     assert [one.seqno for one in each] == list(range(1, seqno + 1))
     assert [messages[at] for at in range(-seqno, seqno)] == [*each, *each]
@@ -170,10 +170,11 @@ def test_packs_are_their_messages_wherever_they_are_cut(seed: int) -> None:
         assert list(part) == each[begin:end]
         if part:
             assert part.columns == Messages.of(each[begin:end]).columns
+            assert list(deliveries_of(part)) == list(map(delivery_of, each[begin:end]))
             further = list(map(delivery_of, each))
-            assert rows([in_arrow.record_batch([part, further])]) == rows_of(
-                [*map(delivery_of, each[begin:end]), *further]
-            )
+            wanted = rows_of([*map(delivery_of, each[begin:end]), *further])
+            assert rows([in_arrow.record_batch([part, further])]) == wanted
+            assert rows([in_arrow.record_batch([part])]) == wanted[: len(part)]
     assert list(with_packs(records, seqno, are_messages=True)) == list(messages[::1]) == each
     assert list(messages[::2]) == each[::2]
     assert [one.key for one in messages.of_senders({b"nyc/0"})] == [b"nyc/0"]

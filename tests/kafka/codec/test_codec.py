@@ -184,14 +184,36 @@ def _numbers_of_a_message(key: bytes | None, headers: Sequence[tuple[str, bytes]
     return codec.data_numbers(fields) if fields[1:2] == [b"message"] and len(fields) < 11 else ()
 
 
+def _numbers_of_a_pack(key: bytes | None, headers: Sequence[tuple[str, bytes]]) -> tuple[int, ...]:
+    fields = codec.data_fields(key, headers)
+    count = codec.data_count(fields)
+    is_pack = fields[1:2] == [b"messages"] and fields[10:] == [b"%d" % count]
+    return (*codec.data_numbers(fields), count) if is_pack else ()
+
+
 @pytest.mark.parametrize("case", data_corpus.CASES, ids=lambda case: case.name)
 def test_the_numbers_of_a_message_are_those_of_its_fields(case: data_corpus.Case) -> None:
     assert codec.message_numbers(case.key, case.headers) == _numbers_of_a_message(case.key, case.headers)
+    assert codec.pack_numbers(case.key, case.headers) == _numbers_of_a_pack(case.key, case.headers)
 
 
 @given(st.sampled_from([None, b"sfo/bob", b"bob"]), st.lists(st.tuples(st.just("abcast"), fields_of_data), max_size=2))
 def test_the_numbers_of_any_record(key: bytes | None, headers: list[tuple[str, bytes]]) -> None:
     assert codec.message_numbers(key, headers) == _numbers_of_a_message(key, headers)
+    assert codec.pack_numbers(key, headers) == _numbers_of_a_pack(key, headers)
+
+
+@given(
+    st.sampled_from([None, b"sfo/bob", b"bob"]),
+    st.sampled_from([b"messages", b"message", b"view"]),
+    st.sampled_from([b"-", b"1.2.3.4", b"1.2", b""]),
+    st.sampled_from([b"", b" 0", b" 1", b" 2", b" 02", b" 999999", b" 1000000", b" 2 -", b" 2 ", b" -"]),
+)
+def test_the_numbers_of_a_pack_are_those_of_its_fields(
+    key: bytes | None, kind: bytes, link: bytes, more: bytes
+) -> None:
+    headers = [("abcast", b"2 " + kind + b" 5 6 7 1 0 a-0:3 9 " + link + more)]
+    assert codec.pack_numbers(key, headers) == _numbers_of_a_pack(key, headers)
 
 
 def test_a_partition_is_kafkas_own_and_its_text_can_be_parsed() -> None:
