@@ -7,6 +7,7 @@ world says so. Its outbox is a SQLite database in memory, which outlives the pro
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -244,7 +245,8 @@ class GroupMember:
         while self._calls.waiting:
             self._calls.waiting.pop(0)()
         while self._ends and not self._awaits_order(self._ends[-1]):
-            self._join(self.sender._rejoin._begin_anew(self._ends.pop()))
+            with contextlib.suppress(Superseded):  # another process's record came first: the member has ended
+                self._join(self.sender._rejoin._begin_anew(self._ends.pop()))
         for payload, owed in list(self.owed.items()):
             if owed.receipt is not None and owed.receipt._error is not None:
                 del self.owed[payload]
