@@ -46,6 +46,7 @@ TOGETHER = {
     "tests/spark/": "tests/spark/",
     "tests/sequencer/test_agreeing_job.py": "tests/spark/",
     "tests/examples/test_ledger_examples.py": "tests/spark/",
+    "tests/formats/test_earlier.py": "tests/spark/",
     "tests/cli/test_bad_input.py": PIPELINE,
     "tests/cli/test_members.py": PIPELINE,
     "tests/cli/test_membership.py": PIPELINE,

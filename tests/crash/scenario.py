@@ -22,6 +22,7 @@ from connectors.kafka.log.stored_record import StoredRecord
 from connectors.kafka.topics.topics import create_topics
 from connectors.storage.location import Location
 from ordering.base.names import Topic
+from ordering.base.packs import unpacked
 from ordering.base.reader import Reader, Verdict
 from ordering.base.records import EPOCH, Data, MessageId
 from ordering.checker.checker import Checker
@@ -141,14 +142,10 @@ class Scenario:
             return log.end()
 
     def effective(self, after_seqno: int = 0) -> list[Data]:
-        """Return DATA as taken by a reader that has all up to `after_seqno`."""
+        """Return the messages of DATA as taken by a reader that has all up to `after_seqno`."""
         reader = Reader(0, after_seqno)
-        taken = []
-        for stored in self.records():
-            data = stored.data
-            if reader.accept(data.kind, data.epoch, data.seqno) is Verdict.TAKE:
-                taken.append(data)
-        return taken
+        messages = (message for stored in self.records() for message in unpacked(stored.data))
+        return [message for message in messages if reader.judge(message) is Verdict.TAKE]
 
     def epochs(self) -> list[int]:
         """Return every epoch record, in their order."""
@@ -252,6 +249,16 @@ class Load:
             receipt = self.member.broadcast(f"{self.member.address} burst {number}".encode(), timeout=120)
             with self._lock:
                 self.sent.append(receipt.message_id)
+
+    def burst_of_packs(self, packs: int, messages: int = 4) -> None:
+        """Broadcast `packs` packs of `messages` each at once, besides the threads' messages."""
+        payloads = [f"{self.member.address} pack {number}".encode() for number in range(messages)]
+        for number in range(packs):
+            # A header of its own, so that no other message joins it.
+            receipt = self.member.broadcast_many(payloads, [("number", b"%d" % number)], timeout=120)
+            sender, incarnation, last = receipt.message_id
+            with self._lock:
+                self.sent += (MessageId(sender, incarnation, last - messages + n) for n in range(1, messages + 1))
 
     def finish_after(self, count: int, timeout: float = 60.0) -> list[MessageId]:
         """`finish` when at least `count` messages are sent."""

@@ -13,16 +13,18 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from kafka.structs import TopicPartition
 
 from connectors.kafka.codec.codec import decode_forward
-from ordering.base.records import Forward, MessageId, Source
+from connectors.kafka.topics.upgrade import upgrade
+from ordering.base.records import MESSAGES, Forward, MessageId, Source
 from tests.crash.checkpoint import Checkpoint
 from tests.crash.processes import ROOT, Process
-from tests.crash.scenario import Load, Scenario
+from tests.crash.scenario import Scenario
 from tests.crash.sniper import AMID_WRITE, BEFORE_COMMIT, BEFORE_OFFSETS, BEFORE_WRITE, PATIENCE_S
 from tests.waiting import WAIT, eventually
 
@@ -33,16 +35,19 @@ BURST = 6000
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("packs", [False, True], ids=["single", "packs"])
 @pytest.mark.timeout(300)
-def test_killed_at_each_window(scenario: Scenario) -> None:
+def test_killed_at_each_window(scenario: Scenario, *, packs: bool) -> None:
     """Members notice nothing but delay; nothing is lost, doubled or renumbered, wherever the batch was cut."""
+    if packs:
+        upgrade(scenario.connection, scenario.group, scenario.site)
     loads = [scenario.load("alice"), scenario.load("bob", threads=3)]
     heavy = scenario.load("harry", threads=0)
     observer = scenario.observer("olga")
     process = scenario.sequencer()
     for window in (BEFORE_OFFSETS, BEFORE_WRITE, AMID_WRITE, BEFORE_COMMIT):
         observer.wait(len(observer.taken) + 1)
-        assert kill_at(window, scenario, process, heavy) == window
+        assert kill_at(window, scenario, process, heavy.burst_of_packs if packs else heavy.burst) == window
         killed_at = time.monotonic()
         last = observer.taken[-1].seqno
         process = scenario.sequencer()
@@ -51,9 +56,10 @@ def test_killed_at_each_window(scenario: Scenario) -> None:
     sent = [message for load in (*loads, heavy) for message in load.finish(90)]
     highest = scenario.verify(sent, {"olga": observer.wait(len(sent))})
     assert highest == len(sent)
+    assert packs == any(stored.data.kind == MESSAGES for stored in scenario.records())
 
 
-def kill_at(window: str, scenario: Scenario, process: Process, heavy: Load) -> str:
+def kill_at(window: str, scenario: Scenario, process: Process, burst: Callable[[int], None]) -> str:
     """Suspend it when it seems to be there, kill it if it is; return where it was. It gets several chances."""
     checkpoint = Checkpoint(scenario.data)
     eventually(lambda: checkpoint.committed() >= 1, 60, "two batches are committed")
@@ -68,7 +74,7 @@ def kill_at(window: str, scenario: Scenario, process: Process, heavy: Load) -> s
             assert sniper.stdout.readline() == "watching\n"
             if window == AMID_WRITE:
                 # So that the write takes its time.
-                threading.Thread(target=heavy.burst, args=(BURST,), daemon=True).start()
+                threading.Thread(target=burst, args=(BURST,), daemon=True).start()
             assert sniper.wait(PATIENCE_S + 10) == 0
         hit = classify(scenario, checkpoint)
         if hit == window:

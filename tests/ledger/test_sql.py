@@ -166,7 +166,7 @@ def test_what_can_not_run_is_told_in_a_sentence(asked: Question, sql: str, said:
 
 
 @pytest.mark.slow
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(
     st.lists(
         st.sampled_from(

@@ -49,6 +49,7 @@ def test_a_random_history_keeps_every_promise(seed: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("all_of_them", [False, pytest.param(True, marks=pytest.mark.soak)])
 def test_somebody_dies_in_every_phase(all_of_them: bool) -> None:
     """Run further histories until members, requesters and the sequencer have crashed in each phase of a flush."""

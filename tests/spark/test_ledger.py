@@ -435,7 +435,21 @@ def test_what_is_not_data(spark: SparkSession, table: Path, group: str, caplog: 
 
 @pytest.mark.slow
 def test_append_only(spark: SparkSession, table: Path, group: str) -> None:
-    """No row can be deleted or changed. Small files are still made into large ones, without and with being asked."""
+    """No row can be deleted or changed."""
+    writer_of(table, BEGINNING, group).write(source_frame(spark, messages(group, 1)), 0)
+    for statement in (
+        f"DELETE FROM delta.`{table}` WHERE seqno = 1",
+        f"UPDATE delta.`{table}` SET epoch = 7 WHERE seqno = 1",
+        f"DELETE FROM delta.`{table.parent / 'views'}`",
+    ):
+        with pytest.raises(PySparkException, match="DELTA_CANNOT_MODIFY_APPEND_ONLY"):
+            spark.sql(statement)
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_small_files_become_large_ones(spark: SparkSession, table: Path, group: str) -> None:
+    """Without being asked, and with; the writer goes on."""
     writer = writer_of(table, BEGINNING, group)
     spark.conf.set("spark.databricks.delta.autoCompact.minNumFiles", "3")
     try:
@@ -449,13 +463,6 @@ def test_append_only(spark: SparkSession, table: Path, group: str) -> None:
     spark.sql(f"OPTIMIZE delta.`{table}`")
     writer.write(source_frame(spark, messages(group, 6)), 6)
     assert rows_of(spark, table, group) == expected(1, 2, 3, 4, 5, 6)
-    for statement in (
-        f"DELETE FROM delta.`{table}` WHERE seqno = 1",
-        f"UPDATE delta.`{table}` SET epoch = 7 WHERE seqno = 1",
-        f"DELETE FROM delta.`{table.parent / 'views'}`",
-    ):
-        with pytest.raises(PySparkException, match="DELTA_CANNOT_MODIFY_APPEND_ONLY"):
-            spark.sql(statement)
 
 
 @pytest.mark.long

@@ -287,7 +287,7 @@ def test_a_joiner_under_load(connection: Connection, group: str, flush: bool, mo
                 stop.set()
 
 
-@ON_A_BROKER
+@pytest.mark.slow
 def test_a_supplier_that_never_answers(connection: Connection, group: str) -> None:
     """The oldest member does not iterate its deliveries: the next oldest is asked."""
     with Member(group, "nyc/mute", connection=connection, get_state=lambda: b"[]") as mute:
@@ -407,7 +407,7 @@ def test_a_large_state(connection: Connection, group: str) -> None:
             eventually(lambda: a.taken == b.taken == ["x", "y"])
 
 
-@ON_A_BROKER
+@pytest.mark.slow
 def test_an_empty_state_and_errors_of_get_state(connection: Connection, group: str) -> None:
     """A get_state that fails is logged, and the next member asked; its deliveries go on."""
     replies: list[object] = ["no bytes", b""]
@@ -428,7 +428,7 @@ def test_an_empty_state_and_errors_of_get_state(connection: Connection, group: s
     loop.join(WAIT)
 
 
-@ON_A_BROKER
+@pytest.mark.slow
 def test_inboxes_do_not_see_it(connection: Connection, group: str) -> None:
     """Letters of the application before, during and after, in both directions, and by a new start of the reader."""
     with Replica(connection, group, "a", ballast=3 * CHUNK_BYTES) as a:
@@ -444,7 +444,7 @@ def test_inboxes_do_not_see_it(connection: Connection, group: str) -> None:
             assert len(b.loaded) == 1
 
 
-@ON_A_BROKER
+@pytest.mark.slow
 def test_nobody_has_a_state(connection: Connection, group: str) -> None:
     """A clear error, after which the same call may succeed."""
     states: list[bytes] = []
