@@ -74,6 +74,7 @@ from tests.waiting import eventually
 SITES = ("nyc", "sfo", "lax")
 PROCESS, SPARK = "process", "spark"
 each_engine = pytest.mark.parametrize("engine", [PROCESS, pytest.param(SPARK, marks=pytest.mark.slow)])
+long_on_spark = pytest.mark.parametrize("engine", [PROCESS, pytest.param(SPARK, marks=pytest.mark.long)])
 SUSPECT_AFTER_MS = 2_000
 
 
@@ -232,7 +233,7 @@ def test_all_sites_have_the_same_order(kafka: MemoryConnection, engine: str) -> 
 
 
 @pytest.mark.slow
-@each_engine
+@long_on_spark
 def test_a_sender_is_forgotten_at_all_sites(kafka: MemoryConnection, engine: str) -> None:
     """By the order, each site drops the row, and takes no old record and no further one of that incarnation."""
     with running(kafka, *SITES, engine=engine):
@@ -249,7 +250,7 @@ def test_a_sender_is_forgotten_at_all_sites(kafka: MemoryConnection, engine: str
             assert ("sfo/alice" in received, received["nyc/alice"], received["lax/alice"]) == (False, (1, 4), (1, 3))
 
 
-@each_engine
+@long_on_spark
 def test_members_of_all_sites_are_in_one_view(kafka: MemoryConnection, engine: str) -> None:
     """The members deliver each other's messages under the same seqnos."""
     with running(kafka, *SITES, engine=engine), ExitStack() as stack:
@@ -291,7 +292,7 @@ def test_a_refused_write_ends_the_epoch(kafka: MemoryConnection) -> None:
 
 
 @pytest.mark.slow
-@each_engine
+@long_on_spark
 def test_the_others_go_on_and_the_site_comes_back(kafka: MemoryConnection, engine: str) -> None:
     """A site is away for long: when it is back it has all that was ordered, and its members' messages are ordered."""
     with running(kafka, "nyc", "sfo", engine=engine):
@@ -876,7 +877,7 @@ def test_a_group_that_retention_has_hit_ends_no_other(kafka: MemoryConnection) -
 
 
 @pytest.mark.slow
-@each_engine
+@long_on_spark
 @pytest.mark.parametrize("sites", [("nyc",), SITES], ids=["alone", "three"])
 def test_what_all_have_in_data_may_be_dropped_between_two_starts(
     kafka: MemoryConnection, sites: tuple[str, ...], engine: str, monkeypatch: pytest.MonkeyPatch
@@ -980,7 +981,7 @@ def test_what_is_gone_of_what_was_read_and_not_submitted_is_in_no_run(beginning:
     assert [told[1:] for told in machine.group.site.state.told.values()] == [(beginning, 101, ())]
 
 
-@each_engine
+@long_on_spark
 def test_offsets_without_records_are_the_same_at_all_sites(kafka: MemoryConnection, engine: str) -> None:
     """A site that submits a run names the offsets without records, as of transactions; the others have none there."""
     with running(kafka, "nyc", "sfo", engine=engine) as before:
@@ -999,7 +1000,7 @@ def test_offsets_without_records_are_the_same_at_all_sites(kafka: MemoryConnecti
 
 
 @pytest.mark.slow
-@each_engine
+@long_on_spark
 def test_heartbeats_alone_are_ordered_now_and_then_and_a_message_at_once(kafka: MemoryConnection, engine: str) -> None:
     """Heartbeats alone make a run in a quarter of the suspicion time, however many come."""
     with running(kafka, *SITES, engine=engine) as loops:

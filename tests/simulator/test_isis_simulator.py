@@ -22,6 +22,7 @@ def test_every_promise_holds() -> None:
     check(range(FAST_SEEDS))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("seeds", blocks(FAST_SEEDS, 20, SEEDS))
 def test_every_promise_holds_for_longer(seeds: range) -> None:

@@ -171,6 +171,7 @@ def test_a_data_directory_that_goes_stops_the_job(
         job.raise_failure()
 
 
+@pytest.mark.long
 def test_decisions_that_do_not_count_are_noticed(
     spark: SparkSession, options: JobOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -120,6 +120,7 @@ def test_spark_does_not_tell(spark: SparkSession, table: Path) -> None:
         writer.check()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_spark_does_not_tell_of_a_write(spark: SparkSession, table: Path) -> None:
     """Rows were written, but no report of the pass comes: there may be too few of them."""

@@ -62,6 +62,7 @@ def test_a_member_begins_at_seqno_1(broker: EmbeddedBroker, server: S3Server) ->
     assert [delivery.seqno for delivery in found] == list(range(1, 31))
 
 
+@pytest.mark.long
 def test_a_new_site_gets_the_history(broker: EmbeddedBroker, server: S3Server, tmp_path: Path) -> None:
     connection, ledger = Connection(broker.bootstrap_servers), server.place("added") / "ledger"
     old_group(connection, "added", "nyc", ledger)

@@ -35,7 +35,7 @@ def test_seeds_that_have_broken(seed: int, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seeds", blocks(FAST_SEEDS, 20, SEEDS))
+@pytest.mark.parametrize("seeds", blocks(FAST_SEEDS, 10, SEEDS))
 def test_every_promise_holds_for_longer(seeds: range) -> None:
     """Whatever crashes, repeats, comes late or comes twice."""
     check(seeds)

@@ -349,7 +349,9 @@ class TestOldLives:
             eventually(lambda: log.state().membership.incarnation_floor == incarnation)
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("begins", ["with an outbox", "with a letter", "with a letter, and casts"])
+    @pytest.mark.parametrize(
+        "begins", ["with an outbox", pytest.param("with a letter", marks=pytest.mark.long), "with a letter, and casts"]
+    )
     def test_are_heard_when_they_broadcast_at_last(self, kafka: MemoryConnection, tmp_path: Path, begins: str) -> None:
         outbox, casts = tmp_path / "o" if begins == "with an outbox" else None, "casts" in begins
         with (

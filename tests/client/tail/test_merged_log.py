@@ -54,12 +54,12 @@ def a_log(
     """Return a log that begins in a view and reads `data`."""
 
     def poll(_: float, __: Callable[[], bool]) -> list[Any]:
-        read = list(data)
+        read = [SimpleNamespace(offset=record.seqno, record=record) for record in data]
         data.clear()
         return read
 
     monkeypatch.setattr(merged_log, "CastReader", lambda *_: reading)
-    monkeypatch.setattr(merged_log, "ordered", lambda record: record)
+    monkeypatch.setattr(merged_log, "ordered", lambda read, _: read.record)
     connection = SimpleNamespace(consumer=lambda: None)
     tailer: Any = SimpleNamespace(read_from=lambda _: SimpleNamespace(poll=poll), connection=connection, wake=None)
     topics: Any = SimpleNamespace(site="s")

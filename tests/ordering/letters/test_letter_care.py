@@ -195,7 +195,7 @@ def _without_marks(entries: Any, beginning: int, positions: Any, times: Times) -
     [
         ("base_at", _without_a_base, "another table"),
         ("base_at", _newest_base, "another table"),
-        ("superseded", _all_older, "another table"),
+        pytest.param("superseded", _all_older, "another table", marks=pytest.mark.long),
         ("is_waited_for", _all_go, "lost in silence"),
         ("_below", _without_marks, "a relay's last mark is gone"),
     ],
