@@ -110,12 +110,16 @@ class CastKeeper:
         entry.is_numbered = True
         return True
 
-    def written(self, entry: UnwrittenCast) -> bool:
-        """Note that the log has an entry. Return whether it is time to `forget`."""
-        if self.outbox is None:
-            return False
-        self._written.append(entry.place)
-        return len(self._written) >= FORGET_RECORDS or time.monotonic() - self._forgotten_at >= FORGET_SECONDS
+    def note_written(self, entry: UnwrittenCast) -> None:
+        """Note that the log has an entry."""
+        if self.outbox is not None:
+            self._written.append(entry.place)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time to `forget`."""
+        count = len(self._written)
+        return count >= FORGET_RECORDS or (count > 0 and time.monotonic() - self._forgotten_at >= FORGET_SECONDS)
 
     def forget(self, written: WrittenCasts | None) -> None:
         """Delete written casts from the outbox, which keeps their count. A failure is only logged."""

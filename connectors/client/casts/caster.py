@@ -265,9 +265,13 @@ class Caster:
     # --- without the lock ---
 
     def look_after(self) -> None:
-        """Send the table again, if that is due."""
+        """Send the table again, and let the outbox forget written casts, if that is due."""
         if self._table and not self._is_closed:
             self._sending.send_again_if_due()
+        if self._keeper.is_due:
+            with self._changed:
+                if not self._is_closed:
+                    self._forget()
 
     def heard(self, read: Sequence[Cast], delivered: Sequence[Cast | OrderedRecord]) -> None:
         """Take casts of this address read from the log, and the records delivered. Called by the hub's thread.
@@ -315,7 +319,8 @@ class Caster:
     def _is_written(self, entry: UnwrittenCast) -> None:
         """Settle an entry that is in the log, or was delivered."""
         self._bytes -= entry.size
-        if self._keeper.written(entry):
+        self._keeper.note_written(entry)
+        if self._keeper.is_due:
             self._forget()
         if entry.receipt is not None and entry.cast is not None:
             entry.receipt.resolve(entry.cast.local_seqno)

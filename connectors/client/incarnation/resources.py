@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from connectors.client.casts.cast_keeper import UnwrittenCasts, unwritten_casts
+from connectors.client.casts.cast_keeper import UnwrittenCast, UnwrittenCasts, unwritten_casts
 from connectors.client.incarnation.incarnations import Beginning, Incarnations, Unsent
 from connectors.client.memory.member_memory import MemberMemory
-from connectors.client.memory.outbox import WrittenCasts
+from connectors.client.memory.outbox import Outbox, WrittenCasts
 from connectors.client.tail.cast_hub import CastHub
 from connectors.client.tail.sharing import Shared, share
 from connectors.client.tail.subscription import Subscription
@@ -99,16 +99,26 @@ def open_resources(
             connection, group, incarnations.address, incarnations.outbox, None if unsent is None else unsent.casts
         )
     if earlier is not None and incarnations.outbox is not None:
-        # All before the first unwritten cast are written; without one, all that the outbox has forgotten.
-        sent = ((entry.cast, entry.seqno) for entry in casts.entries if entry.cast is not None)
-        known = [WrittenCasts(cast.incarnation, seqno, Depends(cast.view, cast.clock)) for cast, seqno in sent]
-        if (forgotten := incarnations.outbox.written_casts()) is not None:
-            known.append(forgotten)
-        restored = max((lost.last for lost in state.lost), default=0)  # no log has earlier casts
-        own = (each for each in known if each.incarnation == beginning.incarnation and each.seqno >= restored)
-        written = next((each.casts for each in own if each.casts.view != NO_VIEW), None)
+        written = written_before(incarnations.outbox, casts.entries, beginning.incarnation, state)
         earlier = earlier._replace(written=written)
     return IncarnationResources(shared, producer, subscription, beginning, start, state, hub, earlier, casts, may_pack)
+
+
+def written_before(
+    outbox: Outbox, unwritten: Sequence[UnwrittenCast], incarnation: int, state: SequencerState
+) -> Depends | None:
+    """Return the casts of the present view that an earlier process of the incarnation knew to be written.
+
+    All casts before the first unwritten cast are written. Without one, the outbox has the count of what it has
+    forgotten. Casts of earlier views are settled.
+    """
+    sent = ((entry.cast, entry.seqno) for entry in unwritten if entry.cast is not None)
+    known = [WrittenCasts(cast.incarnation, seqno, Depends(cast.view, cast.clock)) for cast, seqno in sent]
+    if (forgotten := outbox.written_casts()) is not None:
+        known.append(forgotten)
+    restored = max((lost.last for lost in state.lost), default=0)  # no log has earlier casts
+    own = (each.casts for each in known if each.incarnation == incarnation and each.seqno >= restored)
+    return next((casts for casts in own if casts.view == state.view != NO_VIEW), None)
 
 
 def _check_is_whole(connection: Connection, group: str, site: str) -> None:

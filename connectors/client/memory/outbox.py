@@ -61,7 +61,8 @@ CREATE TABLE IF NOT EXISTS written_casts (
 
 _NEW_OWNER = "INSERT INTO owner (group_name, member, incarnation, acknowledged) VALUES (?, ?, 0, 0)"
 _KEEP = "INSERT INTO pending (local_seqno, payload, headers) VALUES (?, ?, ?)"
-"""The statement names its columns: a later version may have added some, which are left alone."""
+_COUNT = "INSERT OR REPLACE INTO written_casts (only, incarnation, seqno, view, clock) VALUES (1, ?, ?, ?, ?)"
+"""The statements name their columns: a later version may have added some, which are left alone."""
 
 
 class KeptCast(NamedTuple):
@@ -227,7 +228,10 @@ class Outbox:
         """Keep a cast; it survives the process when this returns. Raises EnvironmentProblem (disk full)."""
         with self._explained():
             row = place, order, payload, _encode(headers)
-            self._database.execute("INSERT INTO casts (place, casting, payload, headers) VALUES (?, ?, ?, ?)", row)
+            # In place of one that was kept and then not accepted, as an exception came in between (Ctrl-C).
+            self._database.execute(
+                "INSERT OR REPLACE INTO casts (place, casting, payload, headers) VALUES (?, ?, ?, ?)", row
+            )
 
     def number_cast(self, place: int, cast: Cast, seqno: int, clock: str) -> None:
         """Note the id under which a cast is sent, and the last `seqno` and the `clock` before it.
@@ -246,7 +250,7 @@ class Outbox:
             self._database.execute("BEGIN")
             if written is not None:
                 row = written.incarnation, written.seqno, *written.casts
-                self._database.execute("INSERT OR REPLACE INTO written_casts VALUES (1, ?, ?, ?, ?)", row)
+                self._database.execute(_COUNT, row)
             self._database.executemany("DELETE FROM casts WHERE place = ?", [(place,) for place in places])
             self._database.execute("COMMIT")
 

@@ -114,7 +114,7 @@ class Pack(NamedTuple):
         if value is None:
             return [None]
         if self.size > 1 and lengths == lengths[:4] * self.size:  # often, and this takes a fifth of the time
-            return list(struct.unpack_from(f"{_numbers_in(lengths)[0]}s" * self.size, value, self.begin))
+            return list(struct.unpack_from(f"{int.from_bytes(lengths[:4], 'big')}s" * self.size, value, self.begin))
         ends = itertools.accumulate(_numbers_in(lengths), initial=self.begin)
         return [value[begin:end] for begin, end in itertools.pairwise(ends)]
 

@@ -8,14 +8,18 @@ from typing import Literal
 import pytest
 
 from connectors import Member
-from connectors.client.memory.outbox import Outbox
+from connectors.client.casts.cast_keeper import UnwrittenCast
+from connectors.client.incarnation.resources import written_before
+from connectors.client.memory.outbox import Outbox, WrittenCasts
 from connectors.kafka.codec.headers import depends_of
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.topics.settings import change_settings
 from ordering.base.errors import Blocked, EnvironmentProblem
-from ordering.casts.casts import Cast, Depends
+from ordering.base.reader import Lost
+from ordering.casts.casts import NO_VIEW, Cast, Depends
 from ordering.membership.membership import MemberIncarnation
+from ordering.sequencer.state import SequencerState
 from tests.client.members import forwarder_of, kill, silence, with_casts
 from tests.waiting import WAIT, eventually
 
@@ -145,6 +149,31 @@ def test_a_total_message_that_is_sent_again_comes_behind_written_casts(
     with DataLog(connection, flushing, "nyc") as log:
         data = [stored.data for stored in log.records(0, log.end())]
     assert [depends_of(each.headers) for each in data if each.payload == b"total"] == [Depends(2, ",3")]
+
+
+@pytest.mark.parametrize(
+    ("forgotten", "sent", "written"),
+    [
+        ((7, 30, 4, "2,9"), [], Depends(4, "2,9")),
+        ((7, 10, 3, "2,9"), [], None),  # it is settled, and no header is to name it for years
+        ((7, 30, 4, "2,9"), [(7, 20, 3, "2,5"), (7, 40, 4, "2,10")], Depends(4, "2,10")),
+        ((7, 30, 4, "2,9"), [(7, 20, NO_VIEW, "")], Depends(4, "2,9")),
+        ((6, 30, 4, "2,9"), [], None),
+        ((7, 24, 4, "2,9"), [], None),  # no log has it since the restore
+    ],
+)
+def test_only_casts_of_the_present_view_are_counted(
+    outbox: Path, forgotten: tuple[int, int, int, str], sent: list[tuple[int, int, int, str]], written: Depends | None
+) -> None:
+    file, state = Outbox(outbox, "g", "nyc/a"), SequencerState("g", view=4, lost=(Lost(20, 25),))
+    incarnation, seqno, view, clock = forgotten
+    file.forget_casts([], WrittenCasts(incarnation, seqno, Depends(view, clock)))
+    unwritten = [
+        UnwrittenCast(n, "fifo", b"", (), cast=Cast("nyc/a", of, n, view=view, clock=clock), seqno=at)
+        for n, (of, at, view, clock) in enumerate(sent, 1)
+    ]
+    assert written_before(file, unwritten, 7, state) == written
+    file.close()
 
 
 def test_a_clock_of_another_view_is_none(outbox: Path) -> None:
