@@ -90,9 +90,10 @@ class GroupSupervisor:
         """Take over every group that is due; return the groups taken. Groups that answer late come as changes.
 
         Suspends each group that can't be taken over, and retries it later. If no group can be taken over, raises the
-        groups' error: a standby's is Fenced if any is. Also raises BrokerUnreachable, EnvironmentProblem.
+        groups' error: a standby's is Fenced if any is, unless it has claimed a group. Also raises BrokerUnreachable,
+        EnvironmentProblem.
         """
-        topics = self._topics(fresh=True)
+        topics, before = self._topics(fresh=True), dict(self._state.epochs)
         suspended = self._state.suspended
         unservable = self._takeovers.begin({group: names for group, names in topics.items() if suspended.is_due(group)})
         taken = Taken()
@@ -103,14 +104,20 @@ class GroupSupervisor:
                 break
             partitions, ends = {**taken.partitions, **came.partitions}, {**taken.ends, **came.ends}
             taken = Taken({**taken.states, **came.states}, partitions, ends=ends)
-        fenced = next((error for error in unservable.values() if isinstance(error, Fenced)), None)
-        if self._stands_by and fenced is not None and not taken.states:
-            raise fenced  # another one is the sequencer, also of groups that nobody can serve now
-        if topics and len(unservable) == len(topics):
+        fenced = [error for error in unservable.values() if isinstance(error, Fenced)]
+        if self._stands_by and fenced and not taken.states:
+            if not self._has_claimed(unservable, before):
+                raise fenced[0]  # another one is the sequencer, also of groups that nobody can serve now
+        elif topics and len(unservable) == len(topics):
             raise_unservable(unservable, topics)
         for group, error in sorted(unservable.items()):
             suspended.suspend(group, error)
         return taken
+
+    def _has_claimed(self, unservable: Mapping[str, AbcastError], before: Mapping[str, int]) -> bool:
+        """Whether this process may have claimed a group that it did not take over: no other process would serve it."""
+        epochs, others = self._state.epochs, {group for group, error in unservable.items() if isinstance(error, Fenced)}
+        return any(epochs.get(group) != before.get(group) for group in unservable.keys() - others)
 
     def start(self) -> None:
         """Start the thread that looks after the groups."""

@@ -426,6 +426,23 @@ def test_a_standby_that_lost_the_race_stands_by_beside_a_broken_group(
     assert "g" not in state.suspended
 
 
+def test_a_standby_keeps_a_group_that_it_has_claimed(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process serves g. The takeover of the group `claimed` fails behind its claim."""
+    kafka.create("claimed", SITE)
+    take_over(kafka, "g", SITE)
+
+    def no_answer(_: object) -> object:
+        raise BrokerUnreachable("the broker is away.")
+
+    monkeypatch.setattr("connectors.takeover.takeover.snapshot", no_answer)
+    state = JobState(finder_of(kafka, (SITE,)), SuspendedGroups("sequence"), {"g": 0})
+    with closing(GroupSupervisor(EngineOptions(kafka, SITE, takeover_after_s=1.0), state)) as standby:
+        assert not standby.take_all().states
+    assert state.epochs == {"g": 0, "claimed": 1}
+    assert "g" in state.suspended
+    assert "claimed" in state.suspended
+
+
 @pytest.mark.slow
 def test_a_standby_that_has_yielded_in_a_feud_waits_again(
     kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
