@@ -119,13 +119,15 @@ class AppendOnlyTable(ABC, Generic[State, Rows]):
             self._seen = newest_commit(self._path, self._seen.version)
 
     def has_appended(self, state: State) -> None:
-        """Note the state after an append. Commits right behind it are counted if they leave the rows as they were, as
-        Delta's own merges of small files do.
+        """Note the state after an append. Other commits are counted if they leave the rows as they were, as Delta's own
+        merges of small files do.
 
         The state lacks what any other commit did, such as another writer's append: the next look reads the table anew.
         """
-        version = self._appended_at
-        while (later := commit_file(self._path, version + 1)).exists() and not _changes_rows(later):
+        version = self._newest_version
+        while (later := commit_file(self._path, version + 1)).exists() and (
+            version + 1 == self._appended_at or not _changes_rows(later)
+        ):
             version += 1
         newest = Commit(version, digest_of(self._path, version))
         self.state = replace(state, version=self.state.version + 1, newest=newest)
@@ -192,7 +194,7 @@ def _changes_rows(commit: Location) -> bool:
     """Whether a commit adds or removes rows, or has a writer's transaction."""
     actions = [json.loads(line) for line in commit.read_text(encoding="utf-8").splitlines()]
     files = [action[kind] for action in actions for kind in ("add", "remove") if kind in action]
-    return any("txn" in action for action in actions) or any(file["dataChange"] for file in files)
+    return any("txn" in action for action in actions) or any(file.get("dataChange", True) for file in files)
 
 
 def contended(path: Location) -> LedgerContended:

@@ -45,6 +45,8 @@ class MeshData(SiteForward):
         self._unseen: list[str] = []  # the DATA topics that remain of a look
         self._carried: dict[str, int] = {}  # by DATA topic, at its last look
         self._ends_there: dict[str, int] = {}  # of the neighbour's DATA, where it has not ordered that
+        self._has_compared = False
+        """Whether a look of this attempt had anything to compare with: that is the second one."""
         self._patience_s = LOOK_EVERY_S
         self._began_at = self._looked_at = 0.0
 
@@ -53,6 +55,7 @@ class MeshData(SiteForward):
         self._presence, self._copied = Presence(self.source, self.target, self.direction), copied
         self._sessions, self._unseen, self._carried, self._ends_there = {}, [], {}, {}
         self._began_at = self._looked_at = time.monotonic()
+        self._has_compared = False
 
     def positions(self, topics: Collection[Topic]) -> dict[TopicPartition, int]:
         """Begin a session in each group; return the offset of DATA where it begins, by the neighbour's own rows.
@@ -114,7 +117,7 @@ class MeshData(SiteForward):
                 continue  # this group is looked at again
             except AbcastError as error:
                 errors[Topic.of(name).group] = error
-        if not self._unseen and not self._ends_there:
+        if self._has_compared and not self._unseen and not self._ends_there:
             self._patience_s = LOOK_EVERY_S
         return errors
 
@@ -127,6 +130,7 @@ class MeshData(SiteForward):
         its backlog about twice in all. `copied`: the offset behind the last record carried by now.
         """
         topic, offset = Topic.of(name), self._carried.get(name)
+        self._has_compared |= offset is not None
         if offset is None or (end := self._end_if_behind(topic, offset)) is None:
             self._ends_there.pop(name, None)
             if copied is not None:

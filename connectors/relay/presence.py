@@ -70,23 +70,27 @@ class Presence:
 
         Raises BrokerUnreachable if the relay's source does not answer.
         """
-        errors: dict[str, AbcastError] = {}
         is_time = time.monotonic() - self._beat_at >= QUIET_BEAT_S
         try:
             for name, group in self._groups.items():
-                try:
-                    group.look()
-                except (BrokerUnreachable, *JOB_ERRORS):
-                    raise
-                except AbcastError as error:
-                    errors[name] = error
-                    continue
                 if group.had_view or is_time:
                     self._send(name, HEARTBEAT)
         except KafkaError as error:
             _logger.warning("%s: a heartbeat of the relay could not be written: %r", self._direction, error)
         if is_time:
             self._beat_at = time.monotonic()
+        return self._look()
+
+    def _look(self) -> dict[str, AbcastError]:
+        """Look for first views, behind all heartbeats: a broker that does not answer holds up only the next ones."""
+        errors: dict[str, AbcastError] = {}
+        for name, group in self._groups.items():
+            try:
+                group.look()
+            except (BrokerUnreachable, *JOB_ERRORS):
+                raise
+            except AbcastError as error:
+                errors[name] = error
         return errors
 
     def farewell(self) -> None:

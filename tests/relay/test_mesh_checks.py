@@ -176,3 +176,26 @@ def test_records_that_are_not_ordered_end_the_attempt(link: Callable[..., Link])
     one.now += LOOK_EVERY_S
     with pytest.raises(LinkStalled, match="group a: here has not ordered the records"):
         one.relay.check()
+
+
+def stalls(one: Link) -> bool:
+    try:
+        one.relay.check()
+    except LinkStalled:
+        return True
+    return False
+
+
+def test_the_patience_with_a_neighbour_that_is_away_doubles(link: Callable[..., Link]) -> None:
+    """Each new session carries all that is not ordered once more."""
+    one, place = link("a"), TopicPartition("abcast.a.data.far", 0)
+    one.copied[place] = 2
+    lasted = []
+    for _ in range(3):
+        one.relay.begin(lambda: one.copied)
+        one.relay.positions([Topic("a", "data", "far")])
+        began = one.now
+        while not stalls(one):
+            one.now += LOOK_EVERY_S
+        lasted.append(one.now - began)
+    assert lasted == pytest.approx([60, 60, 120], abs=5)
