@@ -242,12 +242,12 @@ class _Columns:
                 row += 1
                 seqno = seqnos[row]
                 if seqno and row not in by_codec:
-                    begin = raw.headers[0][1]
-                    if row in counts:
+                    begin, count = raw.headers[0][1], counts.get(row)
+                    if count:
                         begin = begin.partition(b"-")[0]
                     header = b"%b %d %b%d %d" % (begin, seqno, between, raw.offset, raw.timestamp)
-                    if row in counts:
-                        header += b" - %d" % counts[row]
+                    if count:
+                        header += b" - %d" % count
                     headers = [(HEADER, header), *application.get(row, ())]
                     yield data, (raw.key, raw.value, headers)  # type: ignore[misc]  # it has a value
                 elif row in packs:

@@ -260,7 +260,7 @@ class _Lookout:
         """Give a sign, if one is due. Without signs, it still takes over from a sequencer that is gone."""
         if time.monotonic() < self._sign_at:
             return
-        # Requests answer signs. After a clock that was set back, each sign would be of a time before it waited.
+        # If the clock was set back, signs have an earlier time, and so has each request that answers one.
         self._since_ms = min(self._since_ms, time.time_ns() // 1_000_000)
         try:
             sign_as_standby(metadata, groups, self._site, self._since_ms)

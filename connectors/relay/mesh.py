@@ -22,7 +22,7 @@ from ordering.base.names import Topic
 LOOK_EVERY_S = 30.0
 """The seconds between two checks that the neighbour has ordered the records carried."""
 LOOK_FOR_S = 1.0
-"""The time after which a check leaves the groups that remain to the next one: heartbeats come between two checks."""
+"""The seconds after which a check leaves the other groups to the next check. Heartbeats come between two checks."""
 
 
 class LinkStalled(AbcastError):
@@ -46,7 +46,7 @@ class MeshData(SiteForward):
         self._carried: dict[str, int] = {}  # by DATA topic, at its last look
         self._ends_there: dict[str, int] = {}  # of the neighbour's DATA, where it has not ordered that
         self._has_compared = False
-        """Whether a look of this attempt had anything to compare with: that is the second one."""
+        """Whether this attempt has compared any group. The first look at a group only notes the offset carried so far."""
         self._patience_s = LOOK_EVERY_S
         self._began_at = self._looked_at = 0.0
 

@@ -138,7 +138,7 @@ class _Consumer:
                 return {}
             messages = [first, *self._client.consume(self._next_poll_records - 1, 0)]
         mean_bytes = sum(map(len, messages)) // len(messages) or 1
-        # Most records are as large as those before them: none is known before it is taken.
+        # The queue does not tell the size of a record. Most are as large as the records before them.
         self._next_poll_records = max(1, min(self._max_poll_records, _POLL_BYTES // mean_bytes))
         found: dict[TopicPartition, list[PlainRecord]] = {}
         ends: dict[TopicPartition, int] = {}
