@@ -46,7 +46,7 @@ class MeshData(SiteForward):
         self._carried: dict[str, int] = {}  # by DATA topic, at its last look
         self._ends_there: dict[str, int] = {}  # of the neighbour's DATA, where it has not ordered that
         self._has_compared = False
-        """Whether this attempt has compared any group. The first look at a group only notes the offset carried so far."""
+        """Whether this attempt has compared any group. The first look at one only notes the offset carried so far."""
         self._patience_s = LOOK_EVERY_S
         self._began_at = self._looked_at = 0.0
 
