@@ -33,10 +33,10 @@ class Client:
     errors: ClassVar = {"lost": NotCoordinatorError(), "orphan": KafkaConnectionError("111 ECONNREFUSED")}
 
     def __init__(self, **_: object) -> None:
-        self.made.append(self)
-        self.is_first = len(self.made) == 1
         self.asked, self.answer = threading.Event(), threading.Event()
         self.is_closed = False
+        self.is_first = not self.made
+        self.made.append(self)
 
     def list_group_offsets(
         self, groups: dict[str, list[TopicPartition]]
