@@ -72,6 +72,9 @@ from ordering.participant.rejoin import begins_returning, newest_answer
 FRESH_S = 5.0
 """The age, in seconds, from which on an incarnation checks before its first record that the group will take it."""
 
+_NOT_IN_YET = (ParticipantPhase.STRANGER, ParticipantPhase.KEPT_OUT)
+"""The phases in which an incarnation may have no record in DATA."""
+
 BeginAnew = Callable[["Forwarder"], None]
 """A function that begins the next incarnation in a thread of its own. It is called under the lock."""
 
@@ -266,7 +269,7 @@ class Forwarder:
         """Send a JOIN, unless this incarnation has; return its receipt, or None if a view has it. Raises Superseded."""
         with self.changed:
             self._lifecycle.check()
-            if self.participant.phase in (ParticipantPhase.STRANGER, ParticipantPhase.KEPT_OUT):
+            if self.participant.phase in _NOT_IN_YET:
                 if self._pending_messages.has_accepted_nothing:
                     self._see_that_it_is_not_ignored()
                 self._join = self._driver.step(Asked(Cause.JOIN))
@@ -421,8 +424,11 @@ class Forwarder:
         return self._lifecycle.sends_messages or self.participant.may_send(pending)
 
     def _see_that_it_is_not_ignored(self) -> None:
-        """Change to a new number, before the first record, if the group's floor has risen above the present one."""
-        if time.monotonic() - self._begun_at > FRESH_S:
+        """Change to a new number, before the first record, if the group's floor has risen above the present one.
+
+        Not in a view: its end is in DATA, still to be read, and the participant begins anew there.
+        """
+        if self.participant.phase in _NOT_IN_YET and time.monotonic() - self._begun_at > FRESH_S:
             _, state = self._subscription.end()
             with contextlib.closing(MemberMemory(self.connection, self.group, self.address)) as memory:
                 begun = self._incarnations.renewed(memory.numbers, state, self.incarnation)

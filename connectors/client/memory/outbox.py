@@ -200,17 +200,18 @@ class Outbox:
     def acknowledge(self, local_seqno: int, seqno: int | None, at_once: bool = False) -> None:
         """Delete the messages up to `local_seqno`, which are ordered; later ones are ordered behind `seqno`, if at all.
 
-        Deletions are batched, unless `at_once`: most calls change nothing. `seqno` is None if it is no better known
+        Changes are batched, unless `at_once`: most calls change nothing. `seqno` is None if it is no better known
         than before. Raises EnvironmentProblem.
         """
+        seqno = self.seqno if seqno is None else seqno
         ordered = local_seqno - self.acknowledged
         now = time.monotonic()
-        if not ordered or not (at_once or ordered >= FORGET_RECORDS or now - self._forgotten_at >= FORGET_SECONDS):
+        is_due = ordered >= FORGET_RECORDS or (ordered and now - self._forgotten_at >= FORGET_SECONDS)
+        if not is_due and not (at_once and (ordered or seqno != self.seqno)):
             return
         with self._explained():
             self._database.execute("BEGIN")
             self._database.execute("DELETE FROM pending WHERE local_seqno <= ?", (local_seqno,))
-            seqno = self.seqno if seqno is None else seqno
             self._database.execute("UPDATE owner SET acknowledged = ?, seqno = ?", (local_seqno, seqno))
             self._database.execute("COMMIT")
         self.acknowledged, self.seqno = local_seqno, seqno

@@ -14,7 +14,7 @@ from kafka.structs import TopicPartition
 
 from connectors import Member, Receipt
 from connectors.client.incarnation import forwarder, resources
-from connectors.client.incarnation.incarnations import is_same
+from connectors.client.incarnation.incarnations import Incarnations, is_same
 from connectors.client.memory.incarnation_numbers import IncarnationNumbers
 from connectors.client.memory.member_memory import MemberMemory
 from connectors.client.memory.outbox import Outbox
@@ -347,6 +347,18 @@ class TestOldLives:
                 producer.send("abcast.g.forward.nyc", key=sender.encode(), value=b"", headers=headers)
         with DataLog(kafka, "g", "nyc") as log:
             eventually(lambda: log.state().membership.incarnation_floor == incarnation)
+
+    def test_in_a_view_are_not_renewed(
+        self, kafka: MemoryConnection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left_open: list[Member]
+    ) -> None:
+        """DATA tells them whether they still are in it. The group may have forgotten them since."""
+        with SequencerThread(kafka, "g", "nyc"):
+            alice = Member("g", "nyc/alice", connection=kafka, outbox=tmp_path / "o")
+            alice.connect(timeout=WAIT)
+            killed(alice, left_open)
+            monkeypatch.setattr(Incarnations, "renewed", pytest.fail)
+            with Member("g", "nyc/alice", connection=kafka, outbox=tmp_path / "o") as again:
+                again.broadcast(b"x").result(WAIT)
 
     @pytest.mark.slow
     @pytest.mark.parametrize(

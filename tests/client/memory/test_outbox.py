@@ -35,6 +35,22 @@ def test_keeps_messages_and_numbers(tmp_path: Path) -> None:
     empty.close()
 
 
+def test_notes_that_nothing_was_ordered_up_to_a_seqno(tmp_path: Path) -> None:
+    """A start compares the file with DATA from there on. What lies before may have been purged."""
+    outbox = Outbox(tmp_path / "o", "g", "nyc/a")
+    outbox.begin(7)
+    outbox.append(1, [b"one"], ())
+    outbox.acknowledge(0, 9)
+    assert outbox.seqno == 0
+    outbox.acknowledge(0, 9, at_once=True)
+    outbox.close()
+    again = Outbox(tmp_path / "o", "g", "nyc/a")
+    assert (again.acknowledged, again.seqno, again.last()) == (0, 9, 1)
+    again.acknowledge(0, None, at_once=True)
+    assert again.seqno == 9
+    again.close()
+
+
 def test_a_new_incarnation_may_keep_messages(tmp_path: Path) -> None:
     """The new incarnation takes them in one step, under new local seqnos."""
     outbox = Outbox(tmp_path / "o", "g", "nyc/a")
