@@ -402,8 +402,5 @@ def _append_data(data: DataLog, producer: Producer, record: Data) -> int:
 
 
 def _append(data: DataLog, producer: Producer, topic: str, record: Record) -> int:
-    """Append a record; return its offset. Raises as `append`, also if Kafka has it and does not tell where."""
-    offset = append(data.connection, topic, record, producer=producer, timeout_s=_WRITTEN_S)
-    if offset < 0:  # it was sent twice, and the broker no longer knows the place of the first one
-        raise BrokerUnreachable(f"Kafka does not tell the offset of a record in {topic}.")
-    return offset
+    """Append a record; return its offset. Raises as `append`."""
+    return append(data.connection, topic, record, producer=producer, timeout_s=_WRITTEN_S)

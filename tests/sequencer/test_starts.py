@@ -14,8 +14,7 @@ from kafka.structs import TopicPartition
 from connectors import Member
 from connectors.kafka.codec.codec import decode_data, decode_forward, forward_headers
 from connectors.kafka.codec.epochs import Claim, Note, encode_note, seconds_to_yield, this_host
-from connectors.kafka.connection.connection import Connection
-from connectors.kafka.connection.sending import append
+from connectors.kafka.codec.plain_record import PlainRecord
 from connectors.kafka.groups.side_by_side import GROUPS_AT_ONCE
 from connectors.kafka.groups.unservable_groups import UnservableGroups
 from connectors.kafka.log.data_log import DataLog
@@ -26,6 +25,7 @@ from connectors.takeover.feud import yield_to_rival
 from connectors.takeover.takeover import Claimer, take_over, take_over_groups
 from connectors.takeover.ticks import tick
 from connectors.testing.memory_kafka import MemoryConnection
+from connectors.testing.memory_topics import MemoryFuture
 from connectors.testing.sequencer_thread import SequencerThread
 from ordering.base.errors import (
     BrokerUnreachable,
@@ -363,12 +363,13 @@ def test_a_record_without_an_offset_ends_a_takeover(
     """A broker that gets a claim or a seal twice, and knows only that it has it, tells no offset."""
     own: dict[str, int] = {}
 
-    def told_nothing(connection: Connection, topic: str, *given: Any, **more: Any) -> int:
-        offset = append(connection, topic, *given, **more)
-        return -1 if Topic.of(topic).role == lost else offset
+    def written(sent: MemoryFuture, record: PlainRecord) -> None:
+        is_told = Topic.of(sent.topic_partition.topic).role != lost
+        tells(sent, record if is_told else record._replace(offset=-1))
 
+    tells = MemoryFuture.written
     with monkeypatch.context() as answers:
-        answers.setattr(takeover, "append", told_nothing)
+        answers.setattr(MemoryFuture, "written", written)
         with pytest.raises(BrokerUnreachable, match=rf"does not tell the offset of a record in abcast\.g\.{lost}\.nyc"):
             take_over(kafka, "g", "nyc", claimed=own)
     assert take_over(kafka, "g", "nyc", claimed=own).epoch == own["g"] > 1

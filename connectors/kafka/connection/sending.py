@@ -11,7 +11,7 @@ from kafka.errors import MessageSizeTooLargeError
 
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.transport import Producer, Sent
-from ordering.base.errors import KafkaRefused
+from ordering.base.errors import BrokerUnreachable, KafkaRefused
 
 Record = tuple[bytes | None, bytes, list[tuple[str, bytes]]]
 """The key, the value and the headers of a record, as `connectors.kafka.codec.codec` encodes them."""
@@ -65,9 +65,11 @@ def append(
     producer: Producer | None = None,
     timeout_s: float = WRITTEN_S,
 ) -> int:
-    """Append one record and wait until Kafka has stored it; return its offset. Raises BrokerUnreachable, KafkaRefused.
+    """Append one record and wait until Kafka has stored it; return its offset.
 
-    With `partition=None` the key chooses one. Without a `producer` one is opened for this record.
+    With `partition=None` the key chooses one. Without a `producer` one is opened for this record. Raises KafkaRefused;
+    BrokerUnreachable, also if Kafka stores the record and does not tell where: it was sent twice, and the broker has
+    forgotten the first time.
     """
     if producer is None:
         with producing(connection) as own:
@@ -75,7 +77,10 @@ def append(
     key, value, headers = record
     with _writing(connection, topic, value):
         sent = producer.send(topic, key=key, value=value, headers=headers, partition=partition)
-        return int(sent.get(timeout=timeout_s).offset)
+        offset = int(sent.get(timeout=timeout_s).offset)
+    if offset < 0:
+        raise BrokerUnreachable(f"Kafka does not tell the offset of a record in {topic}: try again.")
+    return offset
 
 
 @contextmanager

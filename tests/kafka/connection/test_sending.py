@@ -8,7 +8,8 @@ from kafka.structs import TopicPartition
 from connectors.kafka.connection.ranges import read_range
 from connectors.kafka.connection.sending import append, append_all
 from connectors.testing.memory_kafka import MemoryConnection
-from ordering.base.errors import HistoryUnavailable, KafkaRefused
+from connectors.testing.memory_topics import MemoryFuture
+from ordering.base.errors import BrokerUnreachable, HistoryUnavailable, KafkaRefused
 
 TOPIC = "abcast.g.forward.nyc"
 
@@ -26,6 +27,12 @@ def test_the_offset_is_told(kafka: MemoryConnection) -> None:
     assert append(kafka, TOPIC, (None, b"2", [("name", b"value")]), producer=producer) == 1
     [_, record] = read_range(kafka, kafka.consumer(), TopicPartition(TOPIC, 0), 0, 2)
     assert (record.value, record.headers) == (b"2", [("name", b"value")])
+
+
+def test_an_offset_that_kafka_does_not_tell_is_none(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MemoryFuture, "get", lambda sent, timeout: MemoryFuture(sent.topic_partition))
+    with pytest.raises(BrokerUnreachable, match=f"does not tell the offset of a record in {TOPIC}: try again"):
+        append(kafka, TOPIC, (None, b"1", []))
 
 
 def test_a_topic_that_takes_no_such_record_is_named(kafka: MemoryConnection) -> None:
