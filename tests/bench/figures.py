@@ -247,6 +247,12 @@ TABLES = (
     ),
     Table(
         "packs",
+        "One such member under load. Messages in each record of FORWARD.",
+        ("payload, bytes", "asked, messages/s", "k/s", "in a record", "CPU, µs"),
+        rows.packed_loads,
+    ),
+    Table(
+        "packs",
         "A backlog of 100 B in single records, and in packs of 100; messages a second.",
         ("stage", "single, k/s", "packs, k/s", "ratio", "single, CPU, µs", "packs, CPU, µs"),
         rows.packed_backlogs,

@@ -1,7 +1,8 @@
 """A group with packs (`ordering.base.packs`): its members, and backlogs of packs beside the same of single records.
 
 Rates are in messages. Members: one sends until all is ordered, by the process engine; then another one delivers what
-the first has sent. Backlogs: both engines order them; Spark also copies FORWARD, appends DATA to a table with the
+the first has sent. Loads: one sends at a rate, or payloads of a size as fast as it can; real loads fill few packs.
+Backlogs: both engines order them; Spark also copies FORWARD, appends DATA to a table with the
 ledger's columns, and writes DATA to a ledger. A backlog of packs has full ones, as `broadcast_many` makes them.
 """
 
@@ -30,6 +31,12 @@ _SENDERS = 16
 _PATIENCE_S = 300.0
 _LONGER = 5
 """A backlog of packs is longer by this factor, and so are deliveries."""
+_LOADS = (
+    *((PAYLOAD_BYTES, per_s) for per_s in (1000, 10_000, 50_000, 0)),
+    *((size, 0) for size in (1000, 10_000, 100_000)),
+)
+"""The sizes of payloads and the messages a second; 0: as many as it can."""
+_LOAD_S, _LOAD_RECORDS, _LOAD_BYTES = 5, 100_000, 100_000_000
 _DELIVERING = {"deliveries": members.deliver, "batches": members.deliver_lists, "in Arrow": members.deliver_arrow}
 
 
@@ -64,7 +71,34 @@ def _members(lab: Lab) -> dict[str, Any]:
             delivered = _LONGER * lab.plan.delivered_records
             members.broadcast_many(bench, "filler", delivered)
             delivering = members.alternate(bench, _DELIVERING, delivered)
-    return {"ordered": ordered, "delivering": delivering}
+            loads = [_load(bench, *each) for each in _LOADS]
+    return {"ordered": ordered, "delivering": delivering, "loads": loads}
+
+
+def _load(bench: members.Bench, size: int, per_s: int) -> dict[str, float]:
+    """Send from one member until all is ordered. A few of the records are heartbeats and ticks."""
+    bench.lab.say(f"packs: payloads of {size:,} B at {f'{per_s:,}/s' if per_s else 'the most'}")
+    count = per_s * _LOAD_S or min(_LOAD_RECORDS, _LOAD_BYTES // size)
+    payload, forward = bytes(size), bench.place.forward
+    with bench.member(f"load-{size}-{per_s}", max_pending_records=count + 1, max_pending_bytes=1 << 40) as member:
+        receipt = member.broadcast(payload)
+        receipt.result(timeout=_PATIENCE_S)
+        before, started = bench.lab.end_of(forward), members.Took.now()
+        for number in range(count):
+            ahead = started.seconds + number / per_s - time.monotonic() if per_s else 0.0
+            if ahead > 0:
+                time.sleep(ahead)
+            receipt = member.broadcast(payload)
+        receipt.result(timeout=_PATIENCE_S)
+        took = members.Took.since(started)
+        records = bench.lab.end_of(forward) - before
+    return {
+        "payload_bytes": size,
+        "per_s": per_s,
+        "records_per_s": count / took.seconds,
+        "messages_a_record": count / records,
+        "cpu_us": took.cpu_s / count * 1e6,
+    }
 
 
 def _backlog(lab: Lab, form: str, records: int, messages_each: int) -> dict[str, Any]:

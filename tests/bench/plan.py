@@ -82,7 +82,8 @@ class Plan:
     @classmethod
     def of(cls, records: int | None, *, quick: bool, rounds: int) -> Plan:
         """The plan of a command line."""
-        plan = cls(records or (QUICK_RECORDS if quick else DEFAULT_RECORDS), rounds)
+        records = records or (QUICK_RECORDS if quick else DEFAULT_RECORDS)
+        plan = cls(records, rounds, agreeing_records=min(50_000, records // 20))
         if not quick:
             return plan
         return replace(

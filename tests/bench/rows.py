@@ -112,6 +112,12 @@ def packed_members(result: Any) -> Rows:
             yield called, name, thousands(row), row["cpu_us_per_record"]
 
 
+def packed_loads(result: Any) -> Rows:
+    for row in result["loads"]:
+        asked = row["per_s"] or "the most"
+        yield row["payload_bytes"], asked, thousands(row), row["messages_a_record"], row["cpu_us"]
+
+
 STAGES = {
     "copy": "copy of FORWARD, Spark",
     "sequencer": "sequencer, Spark",
