@@ -29,8 +29,8 @@ from tests.bench.throughput import one_round
 _TRANSPORT = "confluent"
 _SENDERS = 16
 _PATIENCE_S = 300.0
-_LONGER = 5
-"""A backlog of packs is longer by this factor, and so are deliveries."""
+_LONGER, _MUCH_LONGER = 5, 20
+"""The factors by which deliveries and a backlog of packs are longer. With few packs in a batch, Spark only plans."""
 _LOADS = (
     *((PAYLOAD_BYTES, per_s) for per_s in (1000, 10_000, 50_000, 0)),
     *((size, 0) for size in (1000, 10_000, 100_000)),
@@ -48,7 +48,7 @@ def measure(lab: Lab) -> dict[str, Any]:
         return {
             **_members(lab),
             "backlogs": {
-                form: _backlog(lab, form, messages if each == 1 else _LONGER * messages // each, each)
+                form: _backlog(lab, form, messages if each == 1 else _MUCH_LONGER * messages // each, each)
                 for form, each in forms.items()
             },
         }

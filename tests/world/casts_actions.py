@@ -329,7 +329,8 @@ class CastActions(World[CastSite]):
         self.seen["asked for a state"] += 1
         if self.has_powers:
             self._go_on_without(joiner)
-        if self.dice.random() < 0.4 and supplier is not self.liar and len(self.running) > 3:
+        may_die = supplier in self.running and supplier is not self.liar and len(self.running) > 3
+        if self.dice.random() < 0.4 and may_die:
             self.end_process(supplier)
             others = [each for each in self.running if each not in (joiner, self.liar) and each.joined]
             if others:
