@@ -488,6 +488,7 @@ class GroupWorld(World[_Site]):
         for log in self.kafka.logs.values():
             log.skew_ms = 0
         self.kafka.haste, self.kafka.batch_rows = 1.0, 500
+        self.actors.catch_up()
         try:
             self._settle()
         except AbcastError as error:
