@@ -2,27 +2,42 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from contextlib import ExitStack, closing
+from typing import Any, NamedTuple
 
 from kafka.structs import TopicPartition
 
+from connectors.kafka.codec.seldom import warn_seldom
 from connectors.kafka.groups.unservable_groups import JOB_ERRORS, UnservableGroups, ask_each
 from connectors.kafka.log.data_log import DataLog
+from connectors.kafka.log.sign_of_life import committed_of
 from connectors.kafka.topics.topics import ensure_topic
 from connectors.relay.hub import SiteForward
 from connectors.relay.link_start import SessionStart, find_session_start, is_ordered
 from connectors.relay.presence import Presence
 from connectors.relay.relay import ask_the_ledger
 from connectors.relay.rules import Rule, mesh_data
-from ordering.base.errors import AbcastError, BrokerUnreachable, HistoryUnavailable
+from ordering.base.errors import AbcastError, BrokerUnreachable, HistoryUnavailable, KafkaRefused
 from ordering.base.names import Topic
 
 LOOK_EVERY_S = 30.0
 """The seconds between two checks that the neighbour has ordered the records carried."""
 LOOK_FOR_S = 1.0
 """The seconds after which a check leaves the other groups to the next check. Heartbeats come between two checks."""
+
+
+_UNKNOWN = -1
+_logger = logging.getLogger(__name__)
+
+
+class Carried(NamedTuple):
+    """Records carried by a look: `offset` is the one behind them in DATA here, `end` in the copies there."""
+
+    offset: int
+    end: int
 
 
 class LinkStalled(AbcastError):
@@ -43,8 +58,11 @@ class MeshData(SiteForward):
         self._copied: Callable[[], Mapping[TopicPartition, int]] = dict
         self._sessions: dict[str, int] = {}
         self._unseen: list[str] = []  # the DATA topics that remain of a look
-        self._carried: dict[str, int] = {}  # by DATA topic, at its last look
-        self._ends_there: dict[str, int] = {}  # of the neighbour's DATA, where it has not ordered that
+        self._carried: dict[str, Carried] = {}  # by DATA topic, at the last look that found all ordered
+        self._considered: dict[
+            str, int
+        ] = {}  # by DATA topic behind, the neighbour's offset in the copies at its last look
+        self._there_now = ExitStack()
         self._has_compared = False
         """Whether this attempt has compared any group. The first look at one only notes the offset carried so far."""
         self._patience_s = LOOK_EVERY_S
@@ -53,7 +71,9 @@ class MeshData(SiteForward):
     def begin(self, copied: Callable[[], Mapping[TopicPartition, int]]) -> None:
         """Open the relay's `Presence`."""
         self._presence, self._copied = Presence(self.source, self.target, self.direction), copied
-        self._sessions, self._unseen, self._carried, self._ends_there = {}, [], {}, {}
+        self._sessions, self._unseen, self._carried, self._considered = {}, [], {}, {}
+        self._consumer = self._there_now.enter_context(closing(self.target.consumer()))
+        self._metadata = self._there_now.enter_context(closing(self.target.metadata_client()))
         self._began_at = self._looked_at = time.monotonic()
         self._has_compared = False
 
@@ -117,38 +137,57 @@ class MeshData(SiteForward):
                 continue  # this group is looked at again
             except AbcastError as error:
                 errors[Topic.of(name).group] = error
-        if self._has_compared and not self._unseen and not self._ends_there:
+        if self._has_compared and not self._unseen and not self._considered:
             self._patience_s = LOOK_EVERY_S
         return errors
 
     def _look(self, name: str, copied: int | None) -> None:
-        """Check that the records carried at the last look have been ordered: only this relay would send them again.
+        """Check that the records carried at an earlier look have been ordered: only this relay would send them again.
 
-        They are not ordered if the neighbour has lost rows, or if it follows the session of another relay that has
-        ended. Then another session begins: at once if the neighbour has written anything since the last look, which
-        shows that its sequencer runs; else after a time that doubles, so that a neighbour that is away for long gets
-        its backlog about twice in all. `copied`: the offset behind the last record carried by now.
+        A neighbour that is behind is let alone while it considers further records of the copies. If it has considered
+        all that were there at that look, it has lost rows, or follows the session of another relay that has ended:
+        another session begins. If it considers nothing, nobody knows: another session begins after a time that
+        doubles, so that a neighbour that is away for long gets its backlog about twice in all. `copied`: the offset
+        behind the last record carried by now.
         """
-        topic, offset = Topic.of(name), self._carried.get(name)
-        self._has_compared |= offset is not None
-        if offset is None or (end := self._end_if_behind(topic, offset)) is None:
-            self._ends_there.pop(name, None)
+        topic, carried = Topic.of(name), self._carried.get(name)
+        place = TopicPartition(str(self.filled(topic)), 0)
+        with self.target.reachable():
+            end = int(self._consumer.end_offsets([place])[place])
+        considered = self._considered_by_now(place)  # before the look into DATA, which then has the decisions
+        self._has_compared |= carried is not None
+        if carried is None or not self._is_behind(topic, carried.offset):
+            self._considered.pop(name, None)
             if copied is not None:
-                self._carried[name] = copied
+                self._carried[name] = Carried(copied, end)
             return
-        before, self._ends_there[name] = self._ends_there.get(name), end
-        if before not in (None, end) or time.monotonic() - self._began_at >= self._patience_s:
+        self._carried[name] = carried._replace(end=min(carried.end, end))  # less if the copies were cut
+        before, self._considered[name] = self._considered.get(name, _UNKNOWN), considered
+        is_patient = time.monotonic() - self._began_at < self._patience_s
+        if considered >= carried.end:
+            is_patient = before < carried.end  # what it has just considered may still be on its way to DATA
+        elif considered > before:
+            is_patient = True
+        if not is_patient:
             self._patience_s *= 2
             raise LinkStalled(
                 f"group {topic.group}: {self.direction.target} has not ordered the records copied there. "
                 "Does its sequencer run?"
             )
 
-    def _end_if_behind(self, topic: Topic, carried: int) -> int | None:
-        """Return the end of the neighbour's DATA if the neighbour lacks records carried up to there; else None."""
+    def _considered_by_now(self, place: TopicPartition) -> int:
+        """Return the first offset of the copies that the neighbour's sequencer has not considered by its last sign."""
+        try:
+            committed = committed_of(self._metadata, self.direction.target, [], [place])
+        except KafkaRefused as error:
+            warn_seldom(_logger, "%s: how far the neighbour has read is not known: %s", self.direction, error)
+            return _UNKNOWN
+        return int(committed[place].offset) if place in committed else _UNKNOWN
+
+    def _is_behind(self, topic: Topic, carried: int) -> bool:
+        """Whether the neighbour lacks records carried up to there."""
         with DataLog(self.source, topic.group, topic.site) as here, self._there(topic.group) as there:
-            is_behind = not is_ordered(here.state(carried), there.state(), topic.site, self._is_carried)
-            return there.end() if is_behind else None
+            return not is_ordered(here.state(carried), there.state(), topic.site, self._is_carried)
 
     def _there(self, group: str) -> DataLog:
         return DataLog(self.target, group, self.direction.target)
@@ -160,8 +199,9 @@ class MeshData(SiteForward):
         """End the heartbeats of a group."""
         self._unseen = [name for name in self._unseen if Topic.of(name).group != group]
         for topic in [name for name in self._sessions if Topic.of(name).group == group]:
-            for known in (self._sessions, self._carried, self._ends_there):
-                known.pop(topic, None)
+            self._sessions.pop(topic)
+            self._carried.pop(topic, None)
+            self._considered.pop(topic, None)
         if self._presence is not None:
             self._presence.drop(group)
 
@@ -172,6 +212,7 @@ class MeshData(SiteForward):
                 self._presence.farewell()
             self._presence.close()
             self._presence = None
+        self._there_now.close()
 
     def rule(self) -> Rule:
         """Make records of the link from each record of DATA."""

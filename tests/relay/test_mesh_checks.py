@@ -8,14 +8,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from kafka.structs import TopicPartition
+from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from connectors.kafka.codec.codec import decode_forward, encode_data
 from connectors.kafka.connection.sites import Direction, Sites
 from connectors.kafka.groups.unservable_groups import UnservableGroups
 from connectors.kafka.log.data_log import DataLog
+from connectors.kafka.log.sign_of_life import group_id
 from connectors.relay import mesh
-from connectors.relay.mesh import LOOK_EVERY_S, LOOK_FOR_S, LinkStalled, MeshData
+from connectors.relay.mesh import LOOK_EVERY_S, LOOK_FOR_S, Carried, LinkStalled, MeshData
 from connectors.testing.memory_kafka import MemoryConnection
 from ordering.base.errors import AbcastError, HistoryUnavailable, LaterVersion, TopicMissing, UsageError
 from ordering.base.formats import Format
@@ -199,3 +200,54 @@ def test_the_patience_with_a_neighbour_that_is_away_doubles(link: Callable[..., 
             one.now += LOOK_EVERY_S
         lasted.append(one.now - began)
     assert lasted == pytest.approx([60, 60, 120], abs=5)
+
+
+class Behind:
+    """A neighbour that is behind, and signs."""
+
+    def __init__(self, one: Link) -> None:
+        self.one, self.place = one, one.relayed("a")
+        one.copied[TopicPartition("abcast.a.data.far", 0)] = 2
+        one.relay._carried["abcast.a.data.far"] = Carried(2, self.end)
+
+    @property
+    def end(self) -> int:
+        return len(self.one.here.topics.partitions[self.place])
+
+    def stalls_at(self, considered: int) -> bool:
+        """Whether a look, 30 s later, ends the attempt. The neighbour's DATA grows, and so do the copies."""
+        metadata = self.one.here.metadata_client()
+        metadata.commit(group_id("here"), {self.place: OffsetAndMetadata(considered, "", -1)}, 1.0)
+        key, value, headers = encode_data(seal(2))
+        self.one.here.producer().send("abcast.a.data.here", key=key, value=value, headers=headers, partition=0)
+        self.one.now += LOOK_EVERY_S
+        return stalls(self.one)
+
+
+def test_a_neighbour_that_works_off_its_copies_gets_them_once(link: Callable[..., Link]) -> None:
+    one = link("a")
+    behind = Behind(one)
+    for _ in range(100):
+        one.here.producer().send(behind.place.topic, value=b"", partition=0)
+    end = behind.end
+    one.relay._carried["abcast.a.data.far"] = Carried(2, end)
+    assert not any(behind.stalls_at(considered) for considered in range(end - 50, end))
+    assert one.relay._patience_s == LOOK_EVERY_S
+    assert not behind.stalls_at(end), "its decisions may be on their way"
+    assert behind.stalls_at(end)
+
+
+def test_a_neighbour_that_considers_no_more_is_told_again(link: Callable[..., Link]) -> None:
+    """Its sequencer is gone, or orders records of its own site and can't read the copies."""
+    behind = Behind(link("a"))
+    assert not behind.stalls_at(0)
+    assert behind.stalls_at(0)
+
+
+def test_copies_that_were_cut_are_all_considered_soon(link: Callable[..., Link]) -> None:
+    one = link("a")
+    behind = Behind(one)
+    one.relay._carried["abcast.a.data.far"] = Carried(2, behind.end + 10_000)
+    assert not behind.stalls_at(behind.end)
+    assert not behind.stalls_at(behind.end)
+    assert behind.stalls_at(behind.end)

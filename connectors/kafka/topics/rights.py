@@ -163,6 +163,7 @@ def _of_relay(sites: Sites, group: str, direction: Direction) -> Iterator[Right]
         yield from of("epoch", target, _WRITE)
     elif not sites.one_order:  # messages are copied out of DATA; the neighbour's topic shows which ones it has
         yield from of("relayed", target, _WRITE, "CREATE", neighbour=source)
+        yield Right("DESCRIBE", "group", _signs(target))  # to know how far the neighbour has considered them
     else:
         yield from of("forward", source, _READ)
         yield from of("relayed", target, _READ, _WRITE, "CREATE", "ALTER", neighbour=source)  # as many partitions
