@@ -135,7 +135,8 @@ def test_a_relay(
     eventually(lambda: says(everything) == "", what="the rights are known")
     trial.fill()
     silent = []
-    for number, right in enumerate(trial.rights):
+    needed = [right for right in trial.rights if right.kind == "topic"]  # a sign of the neighbour only saves time
+    for number, right in enumerate(needed):
         user = f"{trial.group}-{number}"
         allow(user, kafkas, [each for each in trial.rights if each != right])
         trial.lack(right)
