@@ -109,9 +109,9 @@ def _beyond(rows: int, items: list[pytest.Item]) -> list[pytest.Item]:
 @pytest.hookimpl(trylast=True)  # after `-m`
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the soak, unless ABCAST_SOAK is set, and the long tests, unless ABCAST_LONG is; the longest first."""
-    left_out = [item for item in items if _asked_for(item) not in os.environ]
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if item not in set(left_out)]
+    left_out = {item for item in items if _asked_for(item) not in os.environ}
+    config.hook.pytest_deselected(items=list(left_out))
+    items[:] = [item for item in items if item not in left_out]
     if rows := config.getoption("rows"):
         beyond = set(_beyond(rows, items))
         config.hook.pytest_deselected(items=list(beyond))
@@ -189,13 +189,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
     """A running one-node broker on a free port. Tests share it, so each uses topics (or a group) of its own."""
     with started(tmp_path_factory.mktemp("broker")) as running:
-        yield running
-
-
-@pytest.fixture(scope="session")
-def secure_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
-    """Yield a broker with TLS, users and rights."""
-    with started(tmp_path_factory.mktemp("secure-broker"), secure=True) as running:
         yield running
 
 

@@ -1,4 +1,4 @@
-"""Two clusters for a whole test session, and worlds on them."""
+"""Two clusters, and worlds on them."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ MakeWorld = Callable[..., "World"]
 _numbers = itertools.count(1)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def second_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
-    """The other site's Kafka."""
+    """The other site's Kafka. It costs CPU time while nothing uses it, too: it stops after the last test here."""
     with started(tmp_path_factory.mktemp("second-broker")) as running:
         yield running
 
