@@ -8,6 +8,7 @@ import itertools
 import re
 import tokenize
 from collections import Counter
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
@@ -126,7 +127,7 @@ def read_twice(code: str) -> list[str]:
 
 def docstrings_of(tree: ast.Module) -> list[str]:
     """Return the docstrings of a module, its classes, functions, constants and fields."""
-    bodies = [node.body for node in ast.walk(tree) if isinstance(node, DOCUMENTED)]
+    bodies = [node.body for node in statements(tree) if isinstance(node, DOCUMENTED)]
     said = [body[0] for body in bodies if body]
     said += [
         after
@@ -136,6 +137,16 @@ def docstrings_of(tree: ast.Module) -> list[str]:
     ]
     values = [each.value for each in said if isinstance(each, ast.Expr)]
     return [value.value for value in values if isinstance(value, ast.Constant) and isinstance(value.value, str)]
+
+
+def statements(tree: ast.Module) -> Iterator[ast.AST]:
+    """Yield the module and all its statements. `ast.walk`, which yields expressions, too, takes five times as long."""
+    left: list[ast.AST] = [tree]
+    while left:
+        node = left.pop()
+        yield node
+        for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+            left += getattr(node, name, ())
 
 
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
