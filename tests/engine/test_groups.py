@@ -73,6 +73,7 @@ def test_a_group_whose_epoch_topic_is_recreated_is_left_alone(
         assert data.state().seqno == 1
 
 
+@pytest.mark.long
 def test_each_job_serves_its_own_groups(broker: EmbeddedBroker) -> None:
     """Also groups that are created later. A job started for another's group fences that job, and no other."""
     connection = Connection(broker.bootstrap_servers)

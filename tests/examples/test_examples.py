@@ -148,6 +148,7 @@ def test_book() -> None:
     assert take("buy", 200, 9) == [Trade(7, 6, 99, 2), Trade(7, 1, 101, 3)]
 
 
+@pytest.mark.long
 @pytest.mark.broker
 def test_order_book(connection: Connection, group: str, start: Start) -> None:
     """Four traders at the same time; engines that run from the start and one that starts later make the same trades."""

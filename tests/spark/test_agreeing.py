@@ -88,7 +88,7 @@ def by_the_process_engine(rows: list[Row], chunk_rows: int) -> list[SinkRow]:
     return [SinkRow(topic, key, value, headers) for topic, (key, value, headers) in outputs]
 
 
-@pytest.mark.parametrize("chunk_rows", [30, 10_000])
+@pytest.mark.parametrize("chunk_rows", [30, pytest.param(10_000, marks=pytest.mark.long)])
 def test_a_batch(spark: SparkSession, chunk_rows: int) -> None:
     """Messages, a join, and every fault of a record: entry, DATA and dead letters are the same in both forms.
 

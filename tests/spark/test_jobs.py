@@ -156,7 +156,8 @@ def test_what_a_transaction_takes_back_is_not_ordered(spark: SparkSession, optio
         producer.close(timeout=WAIT)
 
 
-@pytest.mark.parametrize("make", [pytest.param(SequencerJob, marks=pytest.mark.long), LedgerJob])
+@pytest.mark.long
+@pytest.mark.parametrize("make", [SequencerJob, LedgerJob])
 def test_a_data_directory_that_goes_stops_the_job(
     spark: SparkSession, options: JobOptions, tmp_path: Path, make: type[SequencerJob | LedgerJob]
 ) -> None:

@@ -59,7 +59,6 @@ def test_messages(connection: Connection, flushing: str) -> None:
             assert BEFORE in got.headers
 
 
-@ALSO_ON_A_BROKER
 def test_an_outbox(connection: Connection, group: str, tmp_path: Path) -> None:
     """The next start finds its own messages in DATA."""
     a = Member(group, "nyc/a", connection=connection, outbox=tmp_path / "outbox")
@@ -90,7 +89,6 @@ def test_casts_and_letters(connection: Connection, flushing: str) -> None:
 
 
 @pytest.mark.slow
-@ALSO_ON_A_BROKER
 @pytest.mark.parametrize("size", [10, 3 * CHUNK_BYTES])
 def test_a_state_transfer(connection: Connection, group: str, size: int) -> None:
     """A joiner gets the state, in however many letters."""

@@ -14,7 +14,6 @@ from ordering.base.errors import CastMissing, NotOrderedInTime
 from ordering.base.records import Headers
 from ordering.casts.casts import Depends
 from ordering.casts.outgoing import Broadcast
-from tests.client.conftest import ALSO_ON_A_BROKER
 from tests.client.members import forwarder_of, kill, with_casts
 from tests.waiting import WAIT, eventually
 
@@ -22,7 +21,6 @@ pytestmark = pytest.mark.usefixtures("sequencer")
 
 
 @pytest.mark.slow
-@ALSO_ON_A_BROKER
 @pytest.mark.parametrize("counts_its_own", [True, False], ids=["its own", "another's"])
 def test_members_end_and_new_ones_go_on(
     connection: Connection, group: str, monkeypatch: pytest.MonkeyPatch, counts_its_own: bool

@@ -327,7 +327,7 @@ def test_a_supplier_that_dies_midway(connection: Connection, group: str) -> None
             eventually(lambda: b.taken == c.taken == ["x", "y"])
 
 
-@ON_A_BROKER
+@pytest.mark.slow
 def test_a_supplier_that_falls_silent_midway(connection: Connection, group: str) -> None:
     """The supplier stays in the view: the joiner's patience ends, and it asks the next one."""
     with Replica(connection, group, "b", ballast=5 * CHUNK_BYTES) as b, Replica(connection, group, "a") as a:
@@ -519,7 +519,6 @@ def test_a_new_group_begins_empty(connection: Connection, group: str) -> None:
 
 
 @pytest.mark.slow
-@ALSO_ON_A_BROKER
 def test_a_total_restart(connection: Connection, group: str) -> None:
     """No member has the state: an error, unless the history may make it. Then there is a supplier again."""
     with Replica(connection, group, "a", state=False) as a, Replica(connection, group, "b"):
