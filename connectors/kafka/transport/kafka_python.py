@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from kafka import KafkaConsumer, KafkaProducer
 from kafka.admin import KafkaAdminClient
+from kafka.cluster import ClusterMetadata
 from kafka.errors import (
     BrokerResponseError,
     IllegalStateError,
@@ -186,7 +187,28 @@ class _Consumer(_LeavesNothing, KafkaConsumer):  # type: ignore[misc]  # kafka-p
         """Do nothing: this consumer fetches only while it is polled."""
 
 
+class _AskedOnce(ClusterMetadata):  # type: ignore[misc]  # kafka-python publishes no types
+    """Metadata that wakes the producer's thread once for each answer.
+
+    kafka-python 3.0.12 asks in each turn of that thread while a record's leader is unknown, as that of a deleted topic
+    is, and each time wakes the thread for one more turn: it computes until the record's time is over.
+    """
+
+    def request_update(self) -> Any:
+        with self._lock:
+            asked = self._future
+            if self._need_update and asked is not None and not asked.is_done:
+                return asked
+        return super().request_update()
+
+
 class _Producer(KafkaProducer):  # type: ignore[misc]  # kafka-python publishes no types
+    _metadata: Any
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._metadata.__class__ = _AskedOnce  # the library offers no other way to choose it
+
     def send(
         self,
         topic: str,
