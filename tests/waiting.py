@@ -16,9 +16,15 @@ WAIT = 60.0 * PATIENCE
 def eventually(
     condition: Callable[[], object], timeout: float = 60.0, what: str = "the condition", pause: float = 0.02
 ) -> None:
-    """Return when `condition` holds; fail, saying `what` was waited for, after `timeout` seconds times PATIENCE."""
+    """Return when `condition` holds; fail, saying `what` was waited for, after `timeout` seconds times PATIENCE.
+
+    A pause takes as long as the look before it, up to a second: looks that compute leave half of a core to the others.
+    """
     timeout *= PATIENCE
-    deadline = time.monotonic() + timeout
+    looked_at = time.monotonic()
+    deadline = looked_at + timeout
     while not condition():
-        assert time.monotonic() < deadline, f"not within {timeout:g} s: {what}"
-        time.sleep(pause)
+        now = time.monotonic()
+        assert now < deadline, f"not within {timeout:g} s: {what}"
+        time.sleep(max(pause, min(now - looked_at, 1.0)))
+        looked_at = time.monotonic()
