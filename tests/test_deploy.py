@@ -1,6 +1,7 @@
 """The files of conf/deploy/: what they run is there, and nothing in them is misspelt.
 
-Their commands are run by `tests/cli`: its pipeline is started by that of compose.yaml, the others by `test_deployed`.
+Their commands are run by `tests/cli`: its pipeline on Spark is started by that of compose.yaml, the others by
+`test_deployed`.
 """
 
 from __future__ import annotations

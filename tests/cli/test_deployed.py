@@ -23,6 +23,15 @@ def test_what_is_run_is_what_the_pipeline_is(name: str) -> None:
 
 
 @pytest.mark.slow
+def test_what_compose_runs(tmp_path: Path) -> None:
+    """The command gets as far as the broker, which is not there. `make test-long` runs it to its end."""
+    command = [*deployment.command("compose.yaml", "run"), "--data", str(tmp_path / "data")]
+    done = abcast_here(*command, cwd=tmp_path, variables={"ABCAST_BOOTSTRAP_SERVERS": "127.0.0.1:1"})
+    assert done.returncode == 1
+    assert "no Kafka broker answers at 127.0.0.1:1" in done.stderr
+
+
+@pytest.mark.slow
 def test_what_sparks_operator_runs(tmp_path: Path) -> None:
     """With the file of the secret; it gets as far as the broker, which is not there."""
     words = deployment.command("spark-application.yaml", "run")
