@@ -63,7 +63,7 @@ def size_of_pack(payload_bytes: int, count: int) -> int:
 def is_full(count: int, payload_bytes: int, headers: Headers = ()) -> bool:
     """Whether messages with these headers fill a pack: one more, as large as they are on average, would not fit."""
     return (
-        count >= most_messages(headers)
+        count >= (most_messages(headers) if headers else MAX_PACK_MESSAGES)
         or size_of_pack(payload_bytes + payload_bytes // count, count + 1) > MAX_PACK_BYTES
     )
 

@@ -85,7 +85,8 @@ def message_bytes(payload: bytes, headers: Headers) -> int:
 
 def bytes_of_all(payloads: Sequence[bytes], headers: Headers) -> int:
     """Return the size of messages with the same headers, as they count against `max_bytes`."""
-    return sum(map(len, payloads)) + len(payloads) * message_bytes(b"", headers)
+    size = sum(map(len, payloads))
+    return size + len(payloads) * message_bytes(b"", headers) if headers else size
 
 
 class ForwardTable:
@@ -115,9 +116,10 @@ class ForwardTable:
 
     def has_room(self, size: int, count: int = 1) -> bool:
         """Whether `count` more messages of `size` in all (`message_bytes`) fit. An empty table takes any single one."""
-        if not self._entries and count == 1:
+        kept = len(self._entries) // 2
+        if not kept and count == 1:
             return True
-        return len(self) + count <= self.max_records and self._bytes + size <= self.max_bytes
+        return kept + count <= self.max_records and self._bytes + size <= self.max_bytes
 
     def may_hold(self, size: int, count: int) -> bool:
         """Whether so many messages fit when the table is empty."""
@@ -125,13 +127,18 @@ class ForwardTable:
 
     def append(self, payload: bytes, headers: Headers) -> Pending:
         """Keep the message under the next local seqno, even if it has no room. Return the entry."""
-        self.extend((payload,), headers)
-        return Pending(self.last, payload, headers)
+        return Pending(self.extend((payload,), headers, message_bytes(payload, headers)), payload, headers)
 
-    def extend(self, payloads: Sequence[bytes], headers: Headers) -> None:
-        """Keep the messages under the next local seqnos, even if they have no room."""
-        self._entries.extend([part for payload in payloads for part in (payload, headers)])
-        self._bytes += bytes_of_all(payloads, headers)
+    def extend(self, payloads: Sequence[bytes], headers: Headers, size: int) -> int:
+        """Keep messages of `size` in all (`bytes_of_all`) under the next local seqnos, even if they have no room.
+
+        Return the last local seqno.
+        """
+        parts: list[Any] = [headers] * (2 * len(payloads))
+        parts[::2] = payloads
+        self._entries.extend(parts)
+        self._bytes += size
+        return self.acknowledged + len(self._entries) // 2
 
     def entry(self, local_seqno: int) -> Pending | None:
         """Return the entry with this local seqno, or None. Quick near the beginning and the end."""
@@ -178,14 +185,11 @@ class ForwardTable:
         parts = list(itertools.islice(self._entries, 2 * count))
         return parts[::2], parts[1::2]
 
-    def between(self, first: int, last: int) -> list[Pending]:
-        """Return the entries from local seqno `first` to `last`, in increasing order. Quick near the end."""
-        if first == last and (entry := self.entry(last)) is not None:
-            return [entry]
-        behind = 2 * (self.last - last), 2 * (self.last - first + 1)
-        kept = itertools.islice(reversed(self._entries), *behind)
-        backwards = zip(itertools.count(last, -1), kept, kept, strict=False)
-        return [Pending(at, payload, headers) for at, headers, payload in backwards][::-1]
+    def between(self, first: int, last: int) -> tuple[list[bytes], list[Headers]]:
+        """Return the payloads and the headers of the entries from local seqno `first` to `last`. Quick near the end."""
+        behind = self.last - last
+        parts = list(itertools.islice(reversed(self._entries), 2 * behind, 2 * (behind + last - first + 1)))
+        return parts[::-2], parts[-2::-2]
 
     def pending(self) -> Iterator[Pending]:
         """Iterate over the entries in increasing order of local seqnos: the order in which to send them again."""

@@ -31,6 +31,7 @@ class SendingHalf:
         self._quiet = quiet
         self._default_site = default_site
         self._serializer = serializer
+        self._max_bytes = sending.limits.max_pending_bytes
         self._is_connected = False  # whether `connect` has joined the group
 
     @overload
@@ -92,7 +93,7 @@ class SendingHalf:
         )
         if order not in ORDERS:
             raise UsageError(f"there is no order {order!r}: take one of {', '.join(ORDERS)}.")
-        span = sending(self.group, self.address, (kept,), checked, self._sending.limits.max_pending_bytes)
+        span = sending(self.group, self.address, (kept,), checked, self._max_bytes)
         if span is None:
             return self._broadcast(order, kept, checked, limit)
         with span:
@@ -130,7 +131,7 @@ class SendingHalf:
             check_headers(headers),
             seconds("timeout", timeout),
         )
-        span = sending(self.group, self.address, kept, checked, self._sending.limits.max_pending_bytes)
+        span = sending(self.group, self.address, kept, checked, self._max_bytes)
         if span is None:
             return self._may_broadcast().broadcast(kept, checked, limit)
         with span:

@@ -24,7 +24,7 @@ from connectors.client.incarnation.send_queue import SendQueue
 from connectors.client.values.receipt import Receipt
 from ordering.base.errors import EnvironmentProblem
 from ordering.base.records import MESSAGE, Headers
-from ordering.participant.forward_table import control_headers
+from ordering.participant.forward_table import control_headers, message_bytes
 from ordering.participant.participant import step
 from ordering.participant.participant_events import Answered, Asked, Event, FlushDone, FlushUnwanted, FlushWanted
 from ordering.participant.participant_table import Action, Cause, Do
@@ -80,7 +80,9 @@ class Driver:
                 self._perform(action)
                 continue
             try:
-                receipt = self.accept((action.payload,), control_headers(action.kind), action.kind, action.flush_id)
+                headers = control_headers(action.kind)
+                size = message_bytes(action.payload, headers)
+                receipt = self.accept((action.payload,), headers, size, action.kind, action.flush_id)
             except EnvironmentProblem as error:
                 if isinstance(event, Asked | FlushWanted):
                     lifecycle.become(before)
@@ -96,16 +98,18 @@ class Driver:
             self.step(Asked(Cause.STRANDED))
         return receipt
 
-    def accept(self, payloads: Sequence[bytes], headers: Headers, kind: str = MESSAGE, flush_id: int = 0) -> Receipt:
+    def accept(
+        self, payloads: Sequence[bytes], headers: Headers, size: int, kind: str = MESSAGE, flush_id: int = 0
+    ) -> Receipt:
         """Add messages, or a control record, to the pending messages and the send queue; return the last one's receipt.
 
-        Raises EnvironmentProblem: then none is accepted. The caller has checked that the table has room for messages. A
-        control record needs no room: they are few, and none may wait.
+        `size`: of all (`bytes_of_all`). The caller has checked that the table has room for messages. A control record
+        needs no room: they are few, and none may wait. Raises EnvironmentProblem: then none is accepted.
         """
         pending_messages, send_queue = self._pending_messages, self._send_queue
-        if not pending_messages.are_waiting:
+        if not pending_messages.table:
             send_queue.note_progress()
-        receipt = pending_messages.accept(payloads, headers, kind)
+        receipt = pending_messages.accept(payloads, headers, size, kind)
         send_queue.add(payloads, headers, kind, flush_id)
         return receipt
 

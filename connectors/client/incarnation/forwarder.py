@@ -227,7 +227,7 @@ class Forwarder:
                 self._admission.wait_until_taken(size, count, timeout)
             if pending_messages.has_accepted_nothing:
                 self._see_that_it_is_not_ignored()
-            return self._driver.accept(payloads, headers)
+            return self._driver.accept(payloads, headers, size)
 
     def cast(self, order: str, payload: bytes, headers: Headers, timeout: float | None) -> CastReceipt:
         """Send the message straight to the members, in fifo or causal order.

@@ -32,7 +32,8 @@ class LifecycleState:
         self.address = address
         self.changed = changed
         self.failure: AbcastError | None = None
-        self._stopping = threading.Event()
+        self.is_stopping = False
+        """Whether it was closed."""
         self._is_held = False
         self.become(participant)
 
@@ -61,17 +62,12 @@ class LifecycleState:
 
     def stop(self) -> None:
         """Close it. The thread that takes the lock next wakes the waiting ones."""
-        self._stopping.set()
-
-    @property
-    def is_stopping(self) -> bool:
-        """Whether it was closed."""
-        return self._stopping.is_set()
+        self.is_stopping = True
 
     @property
     def has_ended(self) -> bool:
         """Whether it has failed, or was closed."""
-        return self.failure is not None or self._stopping.is_set()
+        return self.failure is not None or self.is_stopping
 
     @property
     def was_told(self) -> bool:

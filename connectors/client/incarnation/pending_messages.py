@@ -97,16 +97,15 @@ class PendingMessages:
 
     # --- adding and removing ---
 
-    def accept(self, payloads: Sequence[bytes], headers: Headers, kind: str = MESSAGE) -> Receipt:
+    def accept(self, payloads: Sequence[bytes], headers: Headers, size: int, kind: str) -> Receipt:
         """Keep messages, or a control record, under the next local seqnos; return the receipt of the last.
 
-        Raises EnvironmentProblem: then none is accepted.
+        `size`: of all (`bytes_of_all`). Raises EnvironmentProblem: then none is accepted.
         """
         if self._outbox is not None:
             self._outbox.append(self.table.last + 1, payloads, headers)
         self.has_accepted_nothing = False
-        self.table.extend(payloads, headers)
-        last = self.table.last
+        last = self.table.extend(payloads, headers, size)
         if self._timed is None and kind == MESSAGE:
             self._timed = last, time.monotonic()
         receipt = self._receipts[last] = Receipt(self._identity, last, self._incarnations.changed, self.why)

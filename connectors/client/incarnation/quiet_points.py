@@ -27,7 +27,7 @@ class QuietPoints:
     @property
     def is_mine(self) -> bool:
         """Whether the calling thread is inside a quiet point of this member."""
-        return self._thread == threading.get_ident()
+        return self._thread is not None and self._thread == threading.get_ident()
 
     @contextmanager
     def point(self, session: Session | None, timeout: float) -> Iterator[None]:

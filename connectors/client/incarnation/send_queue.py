@@ -28,7 +28,7 @@ is due, `heartbeat` and `close`. A thread that may wait for the lock sends gathe
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from connectors.client.casts.cast_keeper import UnwrittenCasts
@@ -145,7 +145,7 @@ class SendQueue:
         written = None if earlier is None else earlier.written
         if written is not None and written.clock:  # the earlier process may have sent these behind its casts
             beside = depends_header(written)
-            entries = pending_messages.table.between(pending_messages.table.acknowledged + 1, self._inherited)
+            entries = pending_messages.table.pending()
             inherited = [each for each in entries if not is_control(each) or kind_of(each) == FLUSH_OK]
             self._depends = {each.local_seqno: beside for each in inherited}
 
@@ -166,9 +166,9 @@ class SendQueue:
             self._send(self._sent + 1, last - len(payloads))
         is_first = self._common_headers is None
         self._gathered_bytes += sum(map(len, payloads))
-        may_gather = kind == MESSAGE and self.sending.is_busy and (self._path.may_pack() if is_first else True)
+        may_gather = kind == MESSAGE and self.sending.is_busy and (not is_first or self._path.may_pack())
         if not may_gather or is_full(last - self._sent, self._gathered_bytes, headers):
-            self.send_gathered()
+            self._send(self._sent + 1, last)
         elif is_first:
             self.sending.when_less_busy(lambda _: self._wake())
             self._common_headers = headers
@@ -224,16 +224,27 @@ class SendQueue:
 
         An exception in the middle leaves them all to the next call: sequencers drop duplicates.
         """
-        entries = self._pending_messages.table.between(first, last)
-        if first == last or not self._path.may_pack():
-            for pending in filter(self._may_send, entries):
-                self._send_alone(pending)
-        else:
-            for _, group in itertools.groupby(entries, self._common):
-                run = [*group]
-                if self._may_send(run[0]):
-                    self._send_run(run)
+        payloads, headers = self._pending_messages.table.between(first, last)
+        begin = 0
+        for size in self._runs(first, payloads, headers):
+            oldest = Pending(first + begin, payloads[begin], headers[begin])
+            if self._may_send(oldest):
+                if size == 1:
+                    self._send_alone(oldest)
+                else:
+                    self._send_run(oldest, payloads[begin : begin + size])
+            begin += size
         self._sent, self._common_headers, self._gathered_bytes = last, None, 0
+
+    def _runs(self, first: int, payloads: Sequence[bytes], headers: Sequence[Headers]) -> Iterable[int]:
+        """Return the sizes of the runs: successive messages that may share a pack, or one other entry."""
+        count = len(payloads)
+        if count < 2 or not self._path.may_pack():
+            return itertools.repeat(1, count)
+        if not self._depends and not any(headers):  # nearly always
+            return (count,)
+        entries = map(Pending, itertools.count(first), payloads, headers)
+        return [len([*run]) for _, run in itertools.groupby(entries, self._common)]
 
     def _common(self, pending: Pending) -> Headers | int:
         """Return what all entries of a pack have in common."""
@@ -241,15 +252,15 @@ class SendQueue:
             return pending.local_seqno
         return sent_headers(pending)
 
-    def _send_run(self, run: Sequence[Pending]) -> None:
-        """Send successive messages with equal headers, or one other entry."""
-        payloads = [pending.payload for pending in run]
-        for begin, end in parts([*map(len, payloads)], sent_headers(run[0])):
+    def _send_run(self, oldest: Pending, payloads: Sequence[bytes]) -> None:
+        """Send successive messages with equal headers; `oldest` is the first."""
+        application, incarnation = sent_headers(oldest), self._pending_messages.incarnation
+        for begin, end in parts([*map(len, payloads)], application):
+            local_seqno = oldest.local_seqno + begin
             if end - begin == 1:
-                self._send_alone(run[begin])
+                self._send_alone(Pending(local_seqno, payloads[begin], application))
             else:
-                first, incarnation = run[begin], self._pending_messages.incarnation
-                headers = pack_headers(incarnation, first.local_seqno, end - begin, sent_headers(first))
+                headers = pack_headers(incarnation, local_seqno, end - begin, application)
                 self.sending.send(self._topic, self._sender, encode_pack(payloads[begin:end]), headers)
 
     def _send_alone(self, pending: Pending) -> None:

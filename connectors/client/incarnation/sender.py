@@ -95,7 +95,7 @@ class Sender:
 
     def check_process(self) -> None:
         """Raise UsageError in a fork of the process that opened the member. Called before any lock is taken."""
-        if self.is_forked:
+        if os.getpid() != self._process:  # `is_forked`, without a call
             raise UsageError(
                 f"{self.address} belongs to process {self._process}, and this process is a fork of it. Open another "
                 "member here, under another name."

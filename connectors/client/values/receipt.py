@@ -40,7 +40,7 @@ class Receipt(Promise):
         why: Callable[[], str] = str,
     ) -> None:
         """Make a receipt. `why` returns a sentence that says why nothing is ordered (no sequencer runs), or ""."""
-        super().__init__(changed)
+        Promise.__init__(self, changed)  # costs less than `super()`, for each message
         self._incarnation = incarnation
         self._local_seqno = local_seqno
         self._why = why

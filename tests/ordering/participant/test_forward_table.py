@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,6 +49,9 @@ def test_equals_a_list(script: list[object], max_records: int, max_bytes: int, l
         assert model == list(table.pending())
         assert len(model) == len(table)
         assert given_out - len(model) == table.acknowledged
+        for begin, end in itertools.combinations(range(len(model) + 1), 2):
+            kept = [[each.payload for each in model[begin:end]], [each.headers for each in model[begin:end]]]
+            assert kept == [*table.between(model[begin].local_seqno, model[end - 1].local_seqno)]
 
 
 def test_pending_is_in_increasing_order() -> None:
