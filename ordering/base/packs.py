@@ -107,7 +107,7 @@ def fault(value: bytes, count: int) -> str:
         return PACK_TOO_LARGE
     if value[:1] != bytes([LAYOUT]):
         return WRONG_LAYOUT
-    if len(value) < size_of_pack(0, count) or size_of_pack(sum(_lengths(value, count)), count) != len(value):
+    if len(value) < size_of_pack(0, count) or size_of_pack(_sum_of_lengths(value, count), count) != len(value):
         return WRONG_LENGTHS
     return ""
 
@@ -148,6 +148,13 @@ def unpacked(record: Data) -> Iterator[Data]:
     for n, payload in enumerate(decode_pack(record.payload, record.count)):
         seqno, local_seqno = record.seqno + n, record.local_seqno + n
         yield replace(record, kind=MESSAGE, seqno=seqno, local_seqno=local_seqno, payload=payload, count=1)
+
+
+def _sum_of_lengths(value: bytes, count: int) -> int:
+    lengths = value[1 : size_of_pack(0, count)]
+    if lengths == lengths[:_LENGTH] * count:  # often, and this takes a fifth of the time
+        return count * int.from_bytes(lengths[:_LENGTH], "big")
+    return sum(_lengths(value, count))
 
 
 def _lengths(value: bytes, count: int) -> tuple[int, ...]:

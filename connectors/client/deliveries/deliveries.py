@@ -29,7 +29,15 @@ from connectors.client.values.delivery import Delivery, Place
 from connectors.client.values.gathering import MOST_BYTES
 from connectors.kafka.codec.headers import without_depends
 from connectors.kafka.connection.connection import Connection
-from connectors.kafka.log.effective import Effective, Messages, Pack, PackedMessages, address_of, next_offsets
+from connectors.kafka.log.effective import (
+    Effective,
+    Messages,
+    Pack,
+    PackedMessages,
+    address_of,
+    next_offsets,
+    seqnos_of,
+)
 from connectors.storage.location import Location
 from ordering.base.errors import HistoryUnavailable, UsageError
 from ordering.base.names import Address
@@ -194,14 +202,14 @@ class Deliveries(MemberPass["Delivery | Event"]):
         """
         gathering, counted, is_list = self._gathering, self._counted, self._gathering.form is None
         room = gathering.most - gathering.count
-        if isinstance(rest, Messages) and rest and rest[0].seqno > counted:
+        if isinstance(rest, Messages) and rest and rest.first[0] > counted:
             part, left = (rest[:room], rest[room:]) if len(rest) > room else (rest, None)
-            last = part[-1]
-            next_offset = next_offsets([last.offset, *(record.offset for record in (left or ())[:1])])[0]
+            seqno, offset = part.last
+            place = seqno, next_offsets([offset] if left is None else [offset, left.first[1]])[0]
             if is_list:
-                self._gathered(list(deliveries_of(part)), (last.seqno, next_offset))
+                self._gathered(list(deliveries_of(part)), place)
             else:
-                self._gathered(part, (last.seqno, next_offset), part.size_bytes())
+                self._gathered(part, place, part.size_bytes())
             return left
         found: list[Delivery | Event] = []
         seqno = next_offset = size_bytes = 0
@@ -267,11 +275,12 @@ class Deliveries(MemberPass["Delivery | Event"]):
                 self._silence.read_up_to(reader.position)
                 if effective:
                     wanted = effective
-                    if effective[0].seqno < first:
+                    begin, end = seqnos_of(effective)
+                    if begin < first:
                         wanted = effective[bisect.bisect_left(effective, first, key=operator.attrgetter("seqno")) :]
                     # Lazily: a delivery that the application is done with is freed before the next one is made.
                     yield wanted if isinstance(wanted, Messages) else self._places_in(wanted)
-                    self._next_seqno = max(first, effective[-1].seqno + 1)
+                    self._next_seqno = max(first, end + 1)
                 else:
                     yield ()
 

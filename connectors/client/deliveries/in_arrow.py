@@ -90,7 +90,7 @@ def record_batch(parts: Sequence[Messages | Sequence[Delivery]]) -> RecordBatch:
         return np.repeat(np.array(of_each, np.int64), counts)
 
     seqno, sender, incarnation, local_seqno, _, headers, *others, order, _ = fields
-    view_id, epoch, forwarded_at_ms, sequenced_at_ms = map(numbers, others)
+    view_id, epoch, forwarded_at_ms, sequenced_at_ms = others
     record = pa.array(np.repeat(np.arange(len(sizes)), counts))  # the number of each row's record
     columns = [
         numbers(seqno) + within,
@@ -99,10 +99,10 @@ def record_batch(parts: Sequence[Messages | Sequence[Delivery]]) -> RecordBatch:
         numbers(local_seqno) + within,
         _binary(content, lengths),
         _headers(headers, record),
-        view_id,
-        epoch,
-        _times(forwarded_at_ms),
-        _times(sequenced_at_ms),
+        numbers(view_id),
+        numbers(epoch),
+        _times(forwarded_at_ms, counts),
+        _times(sequenced_at_ms, counts),
         _texts(order, record),
     ]
     return pa.record_batch(columns, schema=schema())
@@ -140,12 +140,14 @@ def _texts(of_each: Sequence[str], record: Array) -> Array:
     return pa.array(of_each, pa.string()).take(record)
 
 
-def _times(of_ms: NDArray[np.int64]) -> Array:
-    """Return times in microseconds; null where the delivery has 0, or more than a timestamp takes."""
+def _times(of_each: Sequence[int], counts: NDArray[Any]) -> Array:
+    """Return the time of each message, given that of each record in ms; null for 0, or more than a timestamp takes."""
     import pyarrow as pa
 
+    of_ms = np.array(of_each, np.int64)
     is_none = (of_ms == 0) | (of_ms > LATEST_MS)
-    return pa.array(of_ms * 1000, pa.timestamp("us", "UTC"), mask=is_none)
+    mask = np.repeat(is_none, counts) if is_none.any() else None
+    return pa.array(np.repeat(of_ms * 1000, counts), pa.timestamp("us", "UTC"), mask=mask)
 
 
 def _binary(content: Sequence[bytes | memoryview], lengths: NDArray[Any]) -> Array:

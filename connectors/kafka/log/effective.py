@@ -135,8 +135,8 @@ class Pack(NamedTuple):
         """Return the messages from the `begin`-th on to below the `end`-th, counted from 0."""
         if (begin, end) == (0, self.size):
             return self
-        first = self.first
-        moved = first._replace(seqno=first.seqno + begin, local_seqno=first.local_seqno + begin)
+        seqno, offset, kind, key, incarnation, local_seqno, *others = self.first
+        moved = effective((seqno + begin, offset, kind, key, incarnation, local_seqno + begin, *others))
         taken = self.lengths[4 * begin : 4 * end]
         begins = self.begin + sum(_numbers_in(self.lengths[: 4 * begin]))
         return Pack(moved, taken, begins, self.end if end == self.size else begins + sum(_numbers_in(taken)))
@@ -202,6 +202,16 @@ class Messages(Sequence[Effective]):
         """Return the messages with these keys; a pack as a whole."""
         return self.at([index for index, key in enumerate(self.columns.key) if key in keys])
 
+    @property
+    def first(self) -> tuple[int, int]:
+        """The seqno and the offset of the first message."""
+        return self.columns.seqno[0], self.columns.offset[0]
+
+    @property
+    def last(self) -> tuple[int, int]:
+        """The seqno and the offset of the last message."""
+        return self.columns.seqno[-1], self.columns.offset[-1]
+
     def size_bytes(self) -> int:
         """Return the bytes of payloads and headers."""
         return sum(map(len, filter(None, self.columns.value))) + sum(
@@ -252,9 +262,21 @@ class PackedMessages(Messages):
         """Return the packs, and other messages, with these keys."""
         return [pack for pack in self.packs if pack.first.key in keys]
 
+    @property
+    def first(self) -> tuple[int, int]:
+        """The seqno and the offset of the first message."""
+        return self.packs[0].first[:2]
+
+    @property
+    def last(self) -> tuple[int, int]:
+        """The seqno and the offset of the last message."""
+        seqno, offset = self.packs[-1].first[:2]
+        return seqno + self.packs[-1].size - 1, offset
+
     def size_bytes(self) -> int:
         """Return the bytes of the packs, and of the headers of each message."""
-        return sum(len(pack.first.value or b"") + pack.size * headers_bytes(pack.first.headers) for pack in self.packs)
+        with_headers = sum(pack.size * headers_bytes(pack.first.headers) for pack in self.packs if pack.first.headers)
+        return with_headers + sum(len(pack.first.value or b"") for pack in self.packs)
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
@@ -272,8 +294,10 @@ class PackedMessages(Messages):
         at = operator.index(index) + (len(self) if index < 0 else 0)
         if not 0 <= at < len(self):
             raise IndexError(index)
-        ((pack,),) = (self._from_to(at, at + 1).packs,)
-        return next(pack.messages())
+        number = bisect.bisect_right(self._ends, at)
+        pack = self.packs[number]
+        n = at - self._ends[number] + pack.size
+        return next(pack.part(n, n + 1).messages())
 
     def _from_to(self, begin: int, end: int) -> PackedMessages:
         if begin == end:
@@ -285,6 +309,13 @@ class PackedMessages(Messages):
         begins = begin - (self._ends[first - 1] if first else 0)
         packs[0] = packs[0].part(begins, packs[0].size)
         return PackedMessages(packs)
+
+
+def seqnos_of(records: Sequence[Effective]) -> tuple[int, int]:
+    """Return the first and the last seqno of the records, at least one."""
+    if isinstance(records, Messages):
+        return records.first[0], records.last[0]
+    return records[0].seqno, records[-1].seqno
 
 
 def with_packs(records: Sequence[Effective | Pack], count: int, *, are_messages: bool) -> Sequence[Effective]:

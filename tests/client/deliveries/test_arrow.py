@@ -169,7 +169,9 @@ def test_packs_are_their_messages_wherever_they_are_cut(seed: int) -> None:
         part = messages[begin:end]
         assert list(part) == each[begin:end]
         if part:
-            assert part.columns == Messages.of(each[begin:end]).columns
+            columns = Messages.of(each[begin:end])
+            assert (part.first, part.last) == (columns.first, columns.last) == (part[0][:2], part[-1][:2])
+            assert part.columns == columns.columns
             assert list(deliveries_of(part)) == list(map(delivery_of, each[begin:end]))
             further = list(map(delivery_of, each))
             wanted = rows_of([*map(delivery_of, each[begin:end]), *further])
