@@ -216,9 +216,13 @@ class Relay(ABC):
             source, target = self.direction
             raise HistoryUnavailable(
                 f"{target} lacks offsets {position} to {beginning - 1} of {Partition(*partition)}, which retention has "
-                f"dropped at {source}. {ask_the_ledger(target, source)}"
+                f"dropped at {source}. {self.if_dropped()}"
             )
         return position
+
+    def if_dropped(self) -> str:
+        """Return a sentence that says what to do if retention was faster than the relay."""
+        return ask_the_ledger(self.direction.target, self.direction.source)
 
 
 def ask_the_ledger(target: str, source: str) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,8 @@ from hypothesis import strategies as st
 from kafka.structs import TopicPartition
 
 from connectors.kafka.codec.cast_codec import cast_headers
-from connectors.kafka.codec.codec import forward_headers
+from connectors.kafka.codec.codec import encode_data, forward_headers
+from connectors.kafka.codec.entry_codec import write_entry
 from connectors.kafka.codec.letter_codec import letter_headers
 from connectors.kafka.connection.sites import Direction, Mode, Sites
 from connectors.relay.agreed import Agreed
@@ -19,6 +21,9 @@ from connectors.relay.hub import SiteForward
 from connectors.relay.letters import Letters
 from connectors.relay.relay import Relay
 from connectors.testing.memory_kafka import MemoryConnection
+from ordering.agreement.log import contents_of
+from ordering.agreement.site import Site, begin
+from ordering.agreement.site_state import Arrived, first_state
 from ordering.base.errors import HistoryUnavailable
 from ordering.base.names import Topic
 from ordering.casts.casts import FIFO, NO_VIEW, Cast
@@ -164,3 +169,72 @@ def test_sites_that_agree_stop_at_records_that_no_copy_had(carried: int) -> None
     way.at["sfo"].topics.drop(way.source.topic, 5)
     with pytest.raises(HistoryUnavailable, match=f"lacks offsets {carried} to 4"):
         way.carry()
+
+
+class SiteLog:
+    """The log of sfo, which agrees with nyc: each step is a new job, and writes an entry."""
+
+    def __init__(self, way: Way) -> None:
+        self._way, self.place = way, f"{way.source.topic}-{way.source.partition}"
+        self._site = begin(first_state(GROUP, "sfo", ["nyc", "sfo"]), 1, of_format=2)
+
+    def step(self, begins: int, read: Iterable[tuple[int, int]]) -> None:
+        """Read these offsets, given as (first, end) pairs, of FORWARD that begins at `begins`; submit them."""
+        site, kept = self._site, list(read)
+        site.forwards.contents = lambda part: contents_of(part, kept)
+        for end in (begins, *(end for _, end in kept)):
+            site.take(Arrived(self.place, end, end, begins))
+        entry = site.end_step(is_last=True)
+        assert entry is not None
+        data = TopicPartition(f"abcast.{GROUP}.data.sfo", 0)
+        self._way.at["sfo"].topics.append(data, *encode_data(write_entry(entry)))
+        self._site = again(site)
+
+
+def again(site: Site) -> Site:
+    """Return the site in the next job."""
+    return begin(site.state, 1, now_ms=site.process.state.now_ms, of_format=2)
+
+
+@pytest.mark.parametrize(
+    ("steps", "lacks"),
+    [
+        ([(0, [(0, 5)])], False),
+        ([(0, [(0, 3)])], False),
+        ([(0, [(0, 5)]), (7, [])], False),
+        ([(0, [(0, 5)]), (0, [(7, 9)])], False),
+        ([(0, [(0, 5)]), (0, [(6, 9)])], True),
+        ([(0, [(0, 5)]), (0, [(5, 7)])], True),
+        ([(0, [(0, 5)]), (0, [(5, 6)]), (7, [])], True),
+        ([(0, [(0, 2)]), (0, [(2, 5)]), (0, [(5, 7)])], True),
+        ([(0, [(0, 6)]), (0, [(7, 9)])], True),
+        ([], True),
+    ],
+    ids=[
+        "read no more",
+        "less",
+        "began behind",
+        "read behind",
+        "lacks 6",
+        "lacks 5",
+        "lacks 5, began behind",
+        "read, not submitted",
+        "lacks 5, read behind",
+        "unknown",
+    ],
+)
+def test_offsets_that_no_run_has_are_not_lacked(steps: list[tuple[int, list[tuple[int, int]]]], *, lacks: bool) -> None:
+    """Offsets 5 and 6 are markers of transactions, or were records. Retention has dropped them."""
+    way = Way(Agreed, "isis")
+    for number in range(1, 6):
+        way.write(1, number)
+    assert way.carry() == 5
+    for number in range(6, 10):
+        way.write(1, number)
+    log = SiteLog(way)
+    for step in steps:
+        log.step(*step)
+    way.at["sfo"].topics.drop(way.source.topic, 7)
+    with pytest.raises(HistoryUnavailable, match="abcast site exclude nyc") if lacks else nullcontext():
+        assert way.carry() > 0
+    assert way.come()[5:] == ([] if lacks else ["1.8", "1.9"])

@@ -145,13 +145,11 @@ def _of_relay(sites: Sites, group: str, direction: Direction) -> Iterator[Right]
             yield Right(operation, "topic", str(Topic(group, role, site, neighbour)))
 
     is_apart = not sites.shares_kafka(source, target)
-    reads_order = sites.home == source or not sites.one_order
+    reads_order, reads_log = sites.home == source or not sites.one_order, sites.mode == "isis"
     for site in sites.connections:
-        if site in direction and reads_order:
+        if (site in direction and reads_order) or (site == source and reads_log):
             yield from of("data", site, _READ)
             yield from of("epoch", site, _READ)
-        elif site == source and sites.mode == "isis":  # its log
-            yield from of("data", site, _READ)
         elif site in direction or is_apart:  # shows the sites and groups in a Kafka
             yield from of("data", site, "DESCRIBE")
         if is_apart and sites.leads_to_inbox(direction, site):  # letters, to sites behind the neighbour too
