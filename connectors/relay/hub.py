@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from kafka.structs import TopicPartition
 
-from connectors.kafka.groups.unservable_groups import UnservableGroups, ask_each
+from connectors.kafka.groups.unservable_groups import JOB_ERRORS, UnservableGroups, ask_each
 from connectors.kafka.topics.topics import check_may
 from connectors.relay.home_copy import HomeCopy
 from connectors.relay.relay import Relay
@@ -58,15 +58,17 @@ class HomeData(Relay):
         return home_data(self.direction)
 
     def check(self) -> None:
-        """Post the bases for readers of the copies. Raises UnservableGroups if some are copies no more; EndLost."""
+        """Post the bases for readers of the copies. Raises UnservableGroups with the groups that can't go on."""
         refused: dict[str, AbcastError] = {}
         for group, copy in self._copies.items():
             try:
                 copy.post_base()
-            except UsageError as error:
-                refused[group] = error
+            except JOB_ERRORS:
+                raise
             except BrokerUnreachable as error:  # the next check tries again
                 _logger.debug("%s: %s", self.name, error)
+            except AbcastError as error:
+                refused[group] = error
         if refused:
             raise UnservableGroups(refused)
 

@@ -17,7 +17,15 @@ from connectors.kafka.log.data_log import DataLog
 from connectors.relay.home_copy import EndLost, HomeCopy
 from connectors.relay.hub import HomeData
 from connectors.testing.memory_kafka import MemoryConnection
-from ordering.base.errors import AbcastError, UsageError
+from ordering.base.errors import (
+    AbcastError,
+    EnvironmentProblem,
+    HistoryUnavailable,
+    KafkaRefused,
+    LaterVersion,
+    TopicMissing,
+    UsageError,
+)
 from ordering.base.names import Topic
 from ordering.base.reader import Reader, Verdict
 from ordering.base.records import MESSAGE, Data, Source
@@ -128,7 +136,7 @@ def test_a_relay_that_goes_on_finds_what_was_lost(ends: Ends, lost: int) -> None
     ends.lose(lost)
     ends.order(1)
     relay.carry()
-    with pytest.raises(EndLost, match="copying"):
+    with pytest.raises(UnservableGroups, match="copying"):
         relay.job.check()
 
 
@@ -145,7 +153,7 @@ def test_a_hole_is_found_before_the_next_base(ends: Ends, lost: int, monkeypatch
     ends.lose(lost)
     ends.order(3)
     relay.carry()
-    with pytest.raises(EndLost, match="has lost records"):
+    with pytest.raises(UnservableGroups, match="has lost records"):
         relay.job.check()
     ends.start().carry()
     assert ends.effective("sfo") == ends.effective("nyc")
@@ -307,7 +315,7 @@ def test_a_recreated_copy_is_carried_anew_while_the_group_is_idle(ends: Ends) ->
     relay.carry()
     relay.job.check()
     _recreate(ends, also_epoch=True)
-    with pytest.raises(EndLost, match="was recreated"):
+    with pytest.raises(UnservableGroups, match="was recreated"):
         relay.job.check()
     ends.start().carry()
     assert ends.effective("sfo") == ends.effective("nyc")
@@ -404,3 +412,35 @@ def test_a_new_copy_of_an_idle_home_is_whole(ends: Ends) -> None:
     relay.job.check()
     ends.start()
     assert ends.effective("sfo") == ends.effective("nyc")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [EndLost, HistoryUnavailable, KafkaRefused, LaterVersion, TopicMissing, UsageError],
+    ids=lambda it: it.__name__,
+)
+def test_a_copy_that_fails_a_look_stops_no_other(error: type[AbcastError], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other copies are looked at, too; an error of the whole job ends the look."""
+    looked = set[str]()
+    fails: type[AbcastError] = error
+
+    def look(copy: HomeCopy) -> None:
+        looked.add(copy.home.topic.group)
+        if copy.home.topic.group == "b":
+            raise fails("it fails.")
+
+    monkeypatch.setattr(HomeCopy, "post_base", look)
+    kafkas = {name: MemoryConnection() for name in WAY}
+    for name, kafka in kafkas.items():
+        for group in "abc":
+            kafka.create(group, name)
+    relay = HomeData(Sites("hub", "nyc", "micro-batch", dict(kafkas), frozenset([frozenset(kafkas)])), WAY)
+    with relays_in_memory(), closing(relay.finder), closing(relay.target_finder):
+        relay.positions([Topic(group, "data", "nyc") for group in "abc"])
+        with pytest.raises(UnservableGroups) as raised:
+            relay.check()
+        assert (looked, {*raised.value.errors}) == ({*"abc"}, {"b"})
+        fails = EnvironmentProblem
+        with pytest.raises(EnvironmentProblem):
+            relay.check()
+        relay.end(is_stopped=True)
