@@ -5,8 +5,9 @@ relay of the other engine, with partitions away, writes without an answer, low l
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from kafka.errors import KafkaError
 from kafka.structs import TopicPartition
 
 from connectors.kafka.connection.sites import Direction, Mode, Sites
+from connectors.kafka.groups import suspended_groups as suspended_module
 from connectors.kafka.groups.suspended_groups import SuspendedGroups
 from connectors.kafka.groups.troubles import Troubles
 from connectors.kafka.groups.unservable_groups import UnservableGroups
@@ -24,12 +26,13 @@ from connectors.relay.casts import Casts
 from connectors.relay.hub import SiteForward
 from connectors.relay.letters import Letters
 from connectors.relay.marks import Copy, _parse_mark, _place_of_mark, last_copy
+from connectors.relay.process import job as job_module
 from connectors.relay.process import loop as loop_module
 from connectors.relay.process.job import ProcessRelay, RelaySupervisor
 from connectors.relay.process.loop import CopyLoop
 from connectors.relay.relay import Relay
 from connectors.testing.memory_topics import MemoryFuture
-from ordering.base.errors import AbcastError, ProtocolViolation
+from ordering.base.errors import AbcastError, KafkaRefused, ProtocolViolation
 from ordering.base.names import Topic
 from tests.relay.carrying import Carrier, relays_in_memory
 from tests.world.actors import Actors, Killed
@@ -383,3 +386,32 @@ def test_an_unexpected_error_ends_an_attempt_only(hub: Hub, monkeypatch: pytest.
     monkeypatch.setattr(relay.relay, "begin", fail)
     with pytest.raises(ProtocolViolation, match="a bug"):
         relay._attempt()
+
+
+def test_a_refused_group_waits_for_many_times_the_start_that_it_costs(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other groups begin anew after each refusal. So they are not kept from their work."""
+    now = [1_000.0]
+    relay = ProcessRelay(SiteForward, hub.sites, WAY, look_every_s=0.0)
+    ask = relay.relay.positions
+
+    def ask_slowly(topics: Collection[Topic]) -> dict[TopicPartition, int]:
+        now[0] += 100.0
+        return ask(topics)
+
+    def refuse(_: object) -> None:
+        raise UnservableGroups({"g": KafkaRefused("the record is too large.")})
+
+    monkeypatch.setattr(relay.relay, "positions", ask_slowly)
+    monkeypatch.setattr(CopyLoop, "start", lambda _: None)
+    monkeypatch.setattr(CopyLoop, "raise_failure", refuse)
+    monkeypatch.setattr(relay._stop, "wait", lambda _: False)
+    for module in (job_module, suspended_module):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    for wait_s in (1_000.0, 2_000.0, 3_600.0, 3_600.0):
+        relay._attempt()
+        now[0] += wait_s - 1.0
+        assert not relay.suspended.is_due("g")
+        now[0] += 1.0
+        assert relay.suspended.is_due("g")

@@ -22,7 +22,11 @@ SLOW_WAITS_S = (10.0, 30.0, 60.0, 300.0)
 """The waits of relays, and of the ledger's jobs."""
 LONGEST_WAIT_S = 3600.0
 """The longest wait of a group whose failures each cost a claim, and will not pass by themselves: the log keeps claims,
-and a snapshot for each.
+and a snapshot for each. Also of one whose failures each hold up the other groups.
+"""
+HELD_UP_TIMES = 10.0, 1_000.0
+"""The first and the longest wait of a group whose failure holds up the others, as multiples of how long it does. So one
+such group takes at most about a tenth of their time, and soon a thousandth.
 """
 
 _logger = logging.getLogger(__name__)
@@ -32,6 +36,7 @@ _logger = logging.getLogger(__name__)
 class _Trouble:
     """The state of one group. `why`: the trouble now; "" if it is served, since `since`. `is_served`: by another
     sequencer. `costly`: the failures since it was healthy that each cost a claim. `is_costly`: the last one did.
+    `least_wait_s`: the least wait after a failure that held up the other groups.
     """
 
     why: str = ""
@@ -41,6 +46,7 @@ class _Trouble:
     failures: int = 0
     costly: int = 0
     is_costly: bool = False
+    least_wait_s: float = 0.0
     throttle: LogThrottle = field(default_factory=LogThrottle)
 
 
@@ -55,10 +61,11 @@ class SuspendedGroups:
         self._waits_s = waits_s
         self._troubles: dict[str, _Trouble] = {}
 
-    def suspend(self, group: str, error: AbcastError, *, has_claimed: bool = False) -> None:
+    def suspend(self, group: str, error: AbcastError, *, has_claimed: bool = False, held_up_s: float = 0.0) -> None:
         """Suspend a group, or count another failure of a suspended one. Log the error, if it is new or due again.
 
-        `has_claimed`: the attempt to serve the group cost a claim.
+        `has_claimed`: the attempt to serve the group cost a claim. `held_up_s`: for how long its failure holds up the
+        other groups; the waits after such failures double.
         """
         trouble = self._troubles.setdefault(group, _Trouble())
         now = time.monotonic()
@@ -66,6 +73,9 @@ class SuspendedGroups:
         trouble.failures = 1 if is_new else trouble.failures + 1
         trouble.is_costly = has_claimed and not error.retriable
         trouble.costly = (0 if is_new else trouble.costly) + trouble.is_costly
+        first, longest = (held_up_s * times for times in HELD_UP_TIMES)
+        doubled = 0.0 if is_new else 2 * trouble.least_wait_s
+        trouble.least_wait_s = min(max(first, doubled), longest, LONGEST_WAIT_S)
         trouble.why, trouble.may_pass, trouble.since = str(error), error.retriable, now
         trouble.is_served = isinstance(error, Fenced)
         if is_new:
@@ -83,7 +93,7 @@ class SuspendedGroups:
         wait_s = self._waits_s[min(trouble.failures, len(self._waits_s)) - 1]
         if trouble.is_costly and trouble.costly > len(self._waits_s):
             wait_s = max(wait_s, min(wait_s * 2 ** min(trouble.costly - len(self._waits_s), 30), LONGEST_WAIT_S))
-        return time.monotonic() - trouble.since >= wait_s
+        return time.monotonic() - trouble.since >= max(wait_s, trouble.least_wait_s)
 
     def resume(self, groups: Iterable[str]) -> None:
         """Mark the groups as served again."""

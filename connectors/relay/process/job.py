@@ -59,6 +59,8 @@ class ProcessRelay:
         self._troubles = troubles if troubles is not None else Troubles()
         self.suspended = SuspendedGroups(self.name, (WATCH_S, *SLOW_WAITS_S))
         """Groups that can't be carried now; the others go on without them."""
+        self._start_s = 0.0
+        """The duration of the last start of all groups: a group that ends an attempt holds up the others for it."""
         self._unexpected = LogThrottle()
         self._stop = threading.Event()
 
@@ -88,7 +90,7 @@ class ProcessRelay:
 
     def _attempt(self) -> None:
         """Work until the stop, or until a trouble of all groups. Raises that."""
-        relay = self.relay
+        relay, began = self.relay, time.monotonic()
         try:
             with contextlib.ExitStack() as opened:
                 opened.callback(lambda: relay.end(is_stopped=self._stop.is_set()))
@@ -99,6 +101,7 @@ class ProcessRelay:
                 relay.begin(loop.copied)
                 supervisor.look()
                 loop.start()
+                self._start_s = time.monotonic() - began
                 self.ready.set()
                 self._troubles.begin(self.name)
                 while not self._stop.wait(WATCH_S):
@@ -106,7 +109,7 @@ class ProcessRelay:
                     supervisor.watch()
         except UnservableGroups as unservable:  # the others begin anew, at once
             for group, error in unservable.errors.items():
-                self.suspended.suspend(group, error)
+                self.suspended.suspend(group, error, held_up_s=self._start_s)
             self._troubles.put(self.name, self.suspended.troubles)
         except KafkaError as error:
             raise relay.source.unreachable() if error.retriable else relay.source.refused(error) from error

@@ -67,3 +67,21 @@ def test_a_failure_that_cost_no_claim_is_tried_again_soon(now: list[float], erro
     suspended.suspend("g", error)
     now[0] += WAITS_S[-1]
     assert suspended.is_due("g")
+
+
+@pytest.mark.parametrize(("held_up_s", "longest_s"), [(0.001, 30.0), (1.0, 1_000.0), (60.0, LONGEST_WAIT_S)])
+def test_a_failure_that_holds_up_others_becomes_rare(now: list[float], held_up_s: float, longest_s: float) -> None:
+    """A short start costs the others little. A failure that holds up nobody is tried again soon."""
+    suspended = SuspendedGroups("relay")
+    for count in range(12):
+        suspended.suspend("g", BrokerUnreachable("nothing is written."), held_up_s=held_up_s)
+        now[0] += 10 * held_up_s - 0.001
+        assert count or not suspended.is_due("g")
+    suspended.suspend("g", BrokerUnreachable("nothing is written."), held_up_s=held_up_s)
+    now[0] += longest_s - 0.001
+    assert not suspended.is_due("g")
+    now[0] += 0.002
+    assert suspended.is_due("g")
+    suspended.suspend("g", BrokerUnreachable("a broker restarts."))
+    now[0] += WAITS_S[-1] + 0.001
+    assert suspended.is_due("g")
