@@ -209,15 +209,16 @@ class PendingMessages:
 
         Their receipts fail with HistoryUnavailable, as their seqnos are lost. Raises HistoryUnavailable if the state
         does not tell, because the group has forgotten the sender: then the messages may be ordered or not. Raises
-        HistoryChanged if fewer are ordered than before.
+        HistoryChanged if fewer are ordered than before, even none: a later message would follow a gap for ever.
         """
-        ordered = state.ordered(self._name)
-        if ordered.incarnation == self.incarnation and ordered.local_seqno < self.table.acknowledged:
+        ordered, is_told = state.ordered(self._name), self._is_told(state, self.incarnation)
+        there = ordered.local_seqno if ordered.incarnation == self.incarnation else 0
+        if is_told and there < self.table.acknowledged:
             raise HistoryChanged(
-                f"the group has ordered {self.address} up to local seqno {ordered.local_seqno}, and up to "
+                f"the group has ordered {self.address} up to local seqno {there}, and up to "
                 f"{self.table.acknowledged} before: DATA was recreated, or has lost its end. Make a new Member."
             )
-        if not self._is_told(state, self.incarnation) and not all(map(is_control, self.table.pending())):
+        if not is_told and not all(map(is_control, self.table.pending())):
             raise HistoryUnavailable(
                 f"the group has forgotten {self.address}, and DATA no longer tells which of its pending messages were "
                 f"ordered (the ledger knows): {gone}"

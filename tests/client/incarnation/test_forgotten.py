@@ -25,7 +25,7 @@ from connectors.kafka.topics.senders import Forgotten, forget_senders, idle_send
 from connectors.kafka.topics.settings import change_settings
 from connectors.testing import MemoryConnection
 from connectors.testing.sequencer_thread import SequencerThread
-from ordering.base.errors import HistoryUnavailable, Superseded, UsageError
+from ordering.base.errors import HistoryChanged, HistoryUnavailable, Superseded, UsageError
 from ordering.base.names import Address
 from ordering.base.records import EPOCH, HEARTBEAT, JOIN, MESSAGE, Data, Forward, Source
 from ordering.membership.forgetting import SenderRow
@@ -331,6 +331,27 @@ def test_a_life_that_joins_again_wakes(state: SequencerState, left: list[bytes] 
     else:
         pending_messages.catch_up_with_the_earlier_incarnation(gone, state)
         assert [entry.payload for entry in pending_messages.table.pending() if kind_of(entry) == MESSAGE] == left
+
+
+def after_three(connection: Connection) -> PendingMessages:
+    """Return the messages of incarnation 100: DATA had three of them, and a fourth is not ordered."""
+    table = ForwardTable(10, 1 << 20, last=3)
+    table.append(b"4", ())
+    incarnations = Incarnations(Address.parse(ALICE), SendingLimits())
+    return PendingMessages(connection, "g", incarnations, Beginning(100, table, {}), 1)
+
+
+@pytest.mark.parametrize("received", [{}, {ALICE: ReceivedRow(50, 9)}, {ALICE: ReceivedRow(100, 2)}])
+def test_one_that_wakes_when_its_ordered_messages_are_gone(received: dict[str, ReceivedRow]) -> None:
+    """The topics were made anew, and purged: a group that knows none of its messages would never take the fourth."""
+    state = SequencerState("g", epoch=2, seqno=99, received=received)
+    with pytest.raises(HistoryChanged, match="and up to 3 before"):
+        after_three(MemoryConnection()).catch_up(HistoryUnavailable("retention has dropped it."), state)
+
+
+def test_one_that_wakes_when_its_row_is_dropped_is_forgotten() -> None:
+    with pytest.raises(HistoryUnavailable, match="has forgotten"):
+        after_three(MemoryConnection()).catch_up(HistoryUnavailable("retention has dropped it."), ROW_DROPPED)
 
 
 class Claims(IncarnationNumbers):
