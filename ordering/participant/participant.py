@@ -44,6 +44,7 @@ from ordering.participant.participant_events import (
     Began,
     CaughtUp,
     Event,
+    FloorKnown,
     FlushDone,
     FlushUnwanted,
     FlushWanted,
@@ -229,6 +230,8 @@ def step(now: Participant, event: Event) -> ParticipantStep:
         return ParticipantStep(now).turn(event.cause)
     if isinstance(event, RowKnown):
         return ParticipantStep(replace(now, has_row=True))
+    if isinstance(event, FloorKnown):
+        return _see_whether_forgotten(ParticipantStep(now), event.incarnation_floor, has_row=False)
     if isinstance(event, Answered):
         # An answer to a flush that is over, or has started over, comes too late.
         is_due = (
@@ -282,7 +285,13 @@ def _take_forgotten(here: ParticipantStep, payload: bytes) -> ParticipantStep:
     """Take a `forget` record: a sender without a row needs a higher incarnation than the dropped ones."""
     rows, now = from_payload(payload) or (), here.participant
     has_row = now.has_row and now.member.address not in {row.sender for row in rows}
-    floor = max(now.incarnation_floor, *(row.incarnation for row in rows), 0)
+    return _see_whether_forgotten(here, max((row.incarnation for row in rows), default=0), has_row=has_row)
+
+
+def _see_whether_forgotten(here: ParticipantStep, named: int, *, has_row: bool) -> ParticipantStep:
+    """Raise the floor to the incarnation `named`, if that is higher. Below it, a name without a row is forgotten."""
+    now = here.participant
+    floor = max(now.incarnation_floor, named)
     is_below = not has_row and now.member.incarnation <= floor
     here = here.but(has_row=has_row, incarnation_floor=floor)
     return here.turn(Cause.FORGOTTEN) if is_below and now.phase in FORGETTABLE else here

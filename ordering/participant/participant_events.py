@@ -55,6 +55,15 @@ class RowKnown(NamedTuple):
     """The sign that the name has a received row: some record of it was ordered, in any incarnation."""
 
 
+class FloorKnown(NamedTuple):
+    """The group's incarnation floor, from a state that has no row of the name, and tells that this incarnation is over.
+
+    The records up to that state came before this event. A `forget` names the rows that it drops, a view does not.
+    """
+
+    incarnation_floor: int
+
+
 class Answered(NamedTuple):
     """The return of block(), which was called for the flush `flush_id`."""
 
@@ -75,4 +84,16 @@ class FlushDone(NamedTuple):
     """The end of the application's quiet point. `request.outcome` then tells whether the group was quiet to its end."""
 
 
-Event = Data | Began | CaughtUp | Renewed | Asked | RowKnown | Answered | FlushWanted | FlushUnwanted | FlushDone
+Event = (
+    Data
+    | Began
+    | CaughtUp
+    | Renewed
+    | Asked
+    | RowKnown
+    | FloorKnown
+    | Answered
+    | FlushWanted
+    | FlushUnwanted
+    | FlushDone
+)

@@ -128,7 +128,13 @@ class Forwarder:
             begin_heartbeats=heartbeats,
         )
         self._listener = OwnRecordListener(
-            incarnations, self._lifecycle, self._pending_messages, self._send_queue, self._driver, self.fail
+            incarnations,
+            self._lifecycle,
+            self._pending_messages,
+            self._send_queue,
+            self._driver,
+            self._subscription,
+            self.fail,
         )
 
     @classmethod

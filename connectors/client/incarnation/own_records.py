@@ -7,12 +7,18 @@ messages before the participant gets that record, even if it excludes this incar
 as seen when DATA has its content, not merely its id (`connectors.client.incarnation.incarnations`). A record of a
 higher incarnation of this name ends this one (Superseded).
 
+A view drops rows, and raises the floor, without naming them. A record on its way then is a dead letter however often it
+is sent. So after each resend of an incarnation in no view, the state at the end of DATA is read. An incarnation that is
+over in a state stays so, and nothing of it is ordered behind. Once the records up to that state were taken, the entries
+still in the table are not ordered, and the participant gets FloorKnown.
+
 The lock. The tailer's thread calls all methods, under `LogTailer.notifying` (`connectors.client.tail.log_tailer`). They
 take `Incarnations.changed` for each run of own records, and for each control record.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 
@@ -21,11 +27,13 @@ from connectors.client.incarnation.incarnations import Incarnations
 from connectors.client.incarnation.lifecycle import LifecycleState
 from connectors.client.incarnation.pending_messages import PendingMessages
 from connectors.client.incarnation.send_queue import SendQueue
+from connectors.client.tail.subscription import Subscription
 from connectors.kafka.log.effective import Effective, Pack
 from ordering.base.errors import AbcastError, HistoryUnavailable
 from ordering.base.records import JOIN, MESSAGE, Data
 from ordering.participant.forward_table import kind_of
-from ordering.participant.participant_events import CaughtUp, RowKnown
+from ordering.participant.participant_events import CaughtUp, FloorKnown, RowKnown
+from ordering.participant.participant_table import FORGETTABLE
 from ordering.sequencer.state import SequencerState
 
 _logger = logging.getLogger(__name__)
@@ -41,6 +49,7 @@ class OwnRecordListener:
         pending_messages: PendingMessages,
         send_queue: SendQueue,
         driver: Driver,
+        subscription: Subscription,
         fail: Callable[[AbcastError], object],
     ) -> None:
         """Make a listener. `fail` ends the incarnation with an error; it is called without the lock."""
@@ -50,6 +59,9 @@ class OwnRecordListener:
         self._pending_messages = pending_messages
         self._send_queue = send_queue
         self._driver = driver
+        self._subscription = subscription
+        self._over_at: SequencerState | None = None
+        """The state in which a floor has ended this incarnation, until its records are taken."""
         self._fail = fail
 
     def receive(self, records: Sequence[Effective | Pack]) -> None:
@@ -87,9 +99,27 @@ class OwnRecordListener:
         self._acknowledge(own)
 
     def look_after(self) -> None:
-        """Send the table and the casts again, if that is due."""
-        if not self._lifecycle.has_ended:
-            self._send_queue.look_after()
+        """Send the table and the casts again, if that is due; then see whether the group may take them at all."""
+        lifecycle = self._lifecycle
+        if lifecycle.has_ended:
+            return
+        if self._send_queue.look_after() and lifecycle.participant.phase in FORGETTABLE:
+            self._look_at_the_floor()
+        state, seen = self._over_at, self._subscription.seen
+        if state is None or seen < state.seqno:
+            return
+        self._over_at = None
+        with lifecycle.changed:
+            if not lifecycle.has_ended:
+                self._pending_messages.note_seen(seen)
+                self._driver.step(FloorKnown(state.membership.incarnation_floor))
+
+    def _look_at_the_floor(self) -> None:
+        name, incarnation = str(self._incarnations.address), self._pending_messages.incarnation
+        with contextlib.suppress(AbcastError):  # the next resend asks again; if the log is another one, its reader says
+            _, state = self._subscription.end()
+            if name not in state.received and state.is_over(name, incarnation):
+                self._over_at = state
 
     def end(self, error: Exception) -> None:
         """Fail with any error: no more records come, and the waiting application must learn of it."""

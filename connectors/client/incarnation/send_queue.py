@@ -292,13 +292,13 @@ class SendQueue:
             self._topic, self._sender, forward_headers(self._pending_messages.incarnation, 1, kind=HEARTBEAT)
         )
 
-    def look_after(self) -> None:
-        """Send the table and the casts again, if that is due."""
-        if self._pending_messages.are_waiting:
-            self.sending.send_again_if_due()
+    def look_after(self) -> bool:
+        """Send the table and the casts again, if that is due; return whether the table was sent."""
+        was_sent = self._pending_messages.are_waiting and self.sending.send_again_if_due()
         caster = self.caster
         if caster is not None:
             caster.look_after()
+        return was_sent
 
     def close(self) -> None:
         """Stop. Records in flight may still arrive."""

@@ -134,8 +134,10 @@ class GoBackN:
         self._progress_at = time.monotonic()
         self._resends = 0
 
-    def send_again_if_due(self) -> None:
-        """Send the table again after a failure, or after too long without progress. Called without the lock.
+    def send_again_if_due(self) -> bool:
+        """Send the table again after a failure, or after too long without progress; return whether it was sent.
+
+        Called without the lock.
 
         After a failure, first change to a new producer. If none can be opened, warn, and leave that to a later call.
         """
@@ -144,11 +146,11 @@ class GoBackN:
         if not self.has_failed and self._last and not self._last[-1].is_done:
             # The producer still tries (the broker is away) and has it all; sending again would only add to it.
             if waited <= STUCK_PRODUCER_S:
-                return
+                return False
             self.note_failure("the producer is stuck")
         first = FAILED_RESEND_S if self.has_failed else self._resend_after
         if first is None or waited < resend_wait_s(first, self._resends):
-            return
+            return False
         self._resends += 1
         self._progress_at = now
         fresh: Producer | None = None
@@ -157,7 +159,7 @@ class GoBackN:
                 fresh = self._producers.lease(instead_of=self._producer)
             except (BrokerUnreachable, KafkaRefused) as error:
                 _logger.warning("%s: %s", self._who, error)
-                return
+                return False
         with self._changed:
             _logger.info("%s: no progress for %.1f s; sending again", self._who, waited)
             old = self._producer
@@ -166,6 +168,7 @@ class GoBackN:
             self._send_table()
         if fresh is not None:
             self._producers.release(old)
+        return True
 
     def flush(self) -> None:
         """Wait until all sent records are in the log, or have failed."""

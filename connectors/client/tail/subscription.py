@@ -38,6 +38,10 @@ class RecordSource(Protocol):
     notifying: threading.RLock
     format: int
 
+    @property
+    def newest_seqno(self) -> int | None:
+        """Return the last seqno that was read; None while no thread reads."""
+
     def end(self) -> tuple[Start, SequencerState]:
         """Return the end of DATA, and the state there. Raises BrokerUnreachable."""
 
@@ -67,6 +71,11 @@ class Subscription:
     def end(self) -> tuple[Start, SequencerState]:
         """Return the end of DATA, and the state there. Raises BrokerUnreachable."""
         return self._tailer.end()
+
+    @property
+    def seen(self) -> int:
+        """Return a seqno up to which the listener has got all records, while the tailer's thread looks after it."""
+        return self._tailer.newest_seqno or 0
 
     def packs_from(self, state: SequencerState) -> Callable[[], bool]:
         """Return a function that tells whether FORWARD may have packs, given the state that `end` has returned.

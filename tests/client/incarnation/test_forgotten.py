@@ -17,6 +17,7 @@ from connectors.client.incarnation.pending_messages import PendingMessages
 from connectors.client.memory.incarnation_numbers import IncarnationNumbers
 from connectors.client.values.receipt import Receipt
 from connectors.client.values.sending_limits import SendingLimits
+from connectors.kafka.codec.codec import forward_headers
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.log.data_cursor import DataCursor
 from connectors.kafka.log.data_log import DataLog
@@ -25,12 +26,13 @@ from connectors.kafka.topics.senders import Forgotten, forget_senders, idle_send
 from connectors.kafka.topics.settings import change_settings
 from connectors.testing import MemoryConnection
 from connectors.testing.sequencer_thread import SequencerThread
-from ordering.base.errors import HistoryChanged, HistoryUnavailable, Superseded, UsageError
+from ordering.base.errors import HistoryChanged, HistoryUnavailable, NotOrderedInTime, Superseded, UsageError
 from ordering.base.names import Address
-from ordering.base.records import EPOCH, HEARTBEAT, JOIN, MESSAGE, Data, Forward, Source
+from ordering.base.records import EPOCH, HEARTBEAT, INCARNATIONS_A_MS, JOIN, LEAVE, MESSAGE, Data, Forward, Source
 from ordering.membership.forgetting import SenderRow
-from ordering.membership.membership import MemberIncarnation, Membership, ReceivedRow
+from ordering.membership.membership import MAX_LEFT, MemberIncarnation, Membership, ReceivedRow
 from ordering.participant.forward_table import ForwardTable, Pending, carried_over, control_headers, kind_of
+from ordering.participant.participant_table import ParticipantPhase
 from ordering.sequencer.state import SequencerState
 from tests.client.conftest import ALSO_ON_A_BROKER
 from tests.waiting import eventually
@@ -190,6 +192,59 @@ def test_who_is_idle_is_told_by_data(connection: Connection, group: str) -> None
 def test_without_a_sequencer_it_is_asked_for(connection: Connection, group: str) -> None:
     row = SenderRow(ALICE, 1, 1)
     assert forget_senders(connection, group, "nyc", [row], timeout_s=0.1) == Forgotten([], [ALICE])
+
+
+def come_and_go(connection: Connection, group: str) -> None:
+    """Let more members than rows are kept come and go, in a later incarnation than all others: the floor rises.
+
+    None is suspected, as a LEAVE after that would keep its row.
+    """
+    change_settings(connection, group, "nyc", suspect_after_ms=60_000)
+    incarnation = (time.time_ns() // 1_000_000 + 1) * INCARNATIONS_A_MS
+    producer = connection.producer()
+    for local_seqno, kind in enumerate((JOIN, LEAVE), 1):
+        headers = forward_headers(incarnation, local_seqno, kind=kind)
+        for number in range(MAX_LEFT + 1):
+            producer.send(f"abcast.{group}.forward.nyc", key=b"nyc/m%d" % number, value=b"", headers=headers)
+    producer.flush()
+    with DataLog(connection, group, "nyc") as log:
+        eventually(lambda: log.state().membership.incarnation_floor == incarnation, WAIT)
+
+
+@pytest.mark.parametrize("phase", [ParticipantPhase.STRANGER, ParticipantPhase.JOINING, ParticipantPhase.EXCLUDED])
+def test_one_whose_record_was_on_its_way_while_the_floor_rose(
+    phase: ParticipantPhase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No record of DATA names it. It asks when it has sent again in vain, and goes on in a new incarnation."""
+    monkeypatch.setattr("connectors.client.tail.heartbeats.HEARTBEAT_S", 0.25)
+    kafka, group = MemoryConnection(), "g"
+    kafka.create(group, "nyc", partitions=1)
+    are_lost = threading.Event()
+
+    def drop(record: Forward) -> bool:
+        return record.sender == ALICE and are_lost.is_set()
+
+    with (
+        SequencerThread(kafka, group, drop=drop) as sequencer,
+        Member(group, ALICE, connection=kafka, outbox=tmp_path / "o", resend_after_s=0.5) as alice,
+    ):
+        if phase is ParticipantPhase.EXCLUDED:
+            change_settings(kafka, group, "nyc", suspect_after_ms=1_000)
+            alice.connect(timeout=WAIT)
+        are_lost.set()
+        before = alice.incarnation
+        if phase is ParticipantPhase.JOINING:
+            with pytest.raises(NotOrderedInTime):
+                alice.connect(timeout=0.1)
+        receipt = alice.broadcast(b"x")
+        eventually(lambda: not sequencer.state.membership.members, WAIT)
+        come_and_go(kafka, group)
+        are_lost.clear()
+        receipt.result(WAIT)
+        assert alice.incarnation != before
+        if phase is not ParticipantPhase.STRANGER:
+            assert ALICE in alice.connect(timeout=WAIT).members
+        assert messages(kafka, group) == [b"x"]
 
 
 class Suspension:

@@ -29,6 +29,7 @@ from ordering.participant.participant_events import (
     Asked,
     Began,
     CaughtUp,
+    FloorKnown,
     FlushDone,
     FlushUnwanted,
     FlushWanted,
@@ -351,6 +352,27 @@ class TestForgotten:
         member.expect(ParticipantPhase.EXCLUDED, "begin anew")
         member.tell(CaughtUp(state(self.FORGOTTEN)))
         member.expect(ParticipantPhase.OVER)
+
+    @pytest.mark.parametrize(
+        ("settings", "joins", "phase"),
+        [
+            (OPEN, False, ParticipantPhase.FORGOTTEN),
+            (OPEN, True, ParticipantPhase.OVER),
+            (CLOSED, False, ParticipantPhase.FORGOTTEN),
+            (CLOSED, True, ParticipantPhase.OVER),
+        ],
+    )
+    def test_by_a_floor_that_a_view_has_raised(self, settings: Settings, joins: bool, phase: ParticipantPhase) -> None:
+        bench = Bench(replace(NO_MEMBERS, settings=settings), joins=joins)
+        before = bench.now.phase
+        bench.tell(FloorKnown(ALICE.incarnation - 1))
+        bench.expect(before)
+        bench.tell(FloorKnown(ALICE.incarnation))
+        bench.expect(phase, "begin anew")
+
+    def test_a_member_by_no_floor(self, member: Bench) -> None:
+        member.tell(FloorKnown(ALICE.incarnation))
+        member.expect(ParticipantPhase.MEMBER)
 
     def test_a_stranger_that_leaves_when_a_state_says_so(self) -> None:
         """The records that it waits for will never come."""
