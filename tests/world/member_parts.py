@@ -6,7 +6,7 @@ A member's connection loses records, and answers for them. A tailer reads few re
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -159,9 +159,9 @@ class SteppedRejoin(Rejoin):
         return self._incarnations.outbox is not None or time.monotonic() - self.since < REJOIN_PATIENCE_S
 
 
-def count_incarnations(numbers: Any, above: int, claimed: set[int]) -> int:
+def count_incarnations(numbers: Any, above: int, note: Callable[[int], object]) -> int:
     """Claim the next incarnation of a name: a count, in the place of its clock."""
     incarnation = int(max(numbers.latest(), above)) + 1
-    claimed.add(incarnation)
+    note(incarnation)
     numbers._offsets.commit(numbers._forward, 0, f"incarnation={incarnation}", numbers._timeout_s)
     return incarnation

@@ -97,10 +97,10 @@ class MembershipJobs(MembershipChecks):
                 stack.enter_context(patch(target, replacement))
             yield
 
-    def _claim(self, numbers: Any, above: int, claimed: set[int]) -> int:
+    def _claim(self, numbers: Any, above: int, note: Callable[[int], object]) -> int:
         """Claim the next incarnation of a name. A name that was forgotten needs a higher one than all forgotten."""
         above = max(above, self.last_incarnation) if self.guests.has("forget") else above
-        self.last_incarnation = count_incarnations(numbers, above, claimed)
+        self.last_incarnation = count_incarnations(numbers, above, note)
         return self.last_incarnation
 
     def _watched_step(self, before: Participant, event: Event) -> ParticipantStep:

@@ -17,8 +17,8 @@ An incarnation begins with the process, or continues the outbox's. Each message 
 * *An incarnation that the group has forgotten* is over, but the log's state has lost how far it was ordered
   (`ordering.membership.forgetting`). DATA tells. If retention has dropped that part of DATA, nothing is sent again. The
   incarnation ends, and its receipts fail (HistoryUnavailable). An outbox keeps the messages, and the next start raises
-  Superseded. So does a start that finds that a later incarnation than the outbox's was claimed: nothing tells which of
-  the messages that one has sent.
+  Superseded. So does a start that finds that a later incarnation was claimed than the outbox has noted: nothing tells
+  which of the messages that one has sent.
 * *An incarnation that has sent nothing* when the group's floor rises above its number would be ignored. It is replaced
   by a new one before its first record.
 * *A name that another process has taken* is not taken back: an incarnation that is higher than all `claimed` by this
@@ -107,7 +107,8 @@ class Incarnations:
     """State shared by all incarnations of a sender in this process.
 
     `changed`, over `lock`, is the one condition of all their receipts; docs/protocols/locks.md has the order of locks.
-    `claimed` has the numbers of the incarnations that this process has begun or continued.
+    `claimed` has the numbers of the incarnations that this process has begun or continued, and the last one that an
+    earlier process with the outbox has claimed: for its letters or casts, or just before it was killed.
     """
 
     address: Address
@@ -163,7 +164,7 @@ class Incarnations:
                 return self._continued(self.outbox, ordered, state.seqno)
         # Higher than every earlier start that Kafka remembers or DATA has.
         above = max(ordered.incarnation, state.membership.incarnation_floor)
-        incarnation = numbers.claim(above, self.claimed)
+        incarnation = numbers.claim(above, self.note_claimed)
         return self._anew(incarnation, carried or (), state.seqno, joins=joins)
 
     def renewed(self, numbers: IncarnationNumbers, state: SequencerState, incarnation: int) -> Beginning | None:
@@ -178,7 +179,16 @@ class Incarnations:
         latest = numbers.latest()
         if latest > max(self.claimed):
             raise self.superseded(latest, max(self.claimed))
-        return self._anew(numbers.claim(floor, self.claimed), (), state.seqno, joins=False)
+        return self._anew(numbers.claim(floor, self.note_claimed), (), state.seqno, joins=False)
+
+    def note_claimed(self, incarnation: int) -> None:
+        """Note that this process is about to claim `incarnation`; in the outbox, too. Raises EnvironmentProblem.
+
+        If a forwarder has the outbox, it is called under `changed`.
+        """
+        self.claimed.add(incarnation)
+        if self.outbox is not None:
+            self.outbox.note_claimed(incarnation)
 
     def superseded(self, incarnation: int, ours: int) -> Superseded:
         """Return the error for another process that sends under this name."""
@@ -302,7 +312,7 @@ class Incarnations:
                 raise ProtocolViolation(
                     f"the outbox {outbox.path} lacks local seqno {table.last}: another program has changed it."
                 )
-        self.claimed.add(outbox.incarnation)
+        self.claimed |= {outbox.incarnation, outbox.claimed}
         return Beginning(outbox.incarnation, table, {}, is_continued=True)
 
     def _unsent_in(
@@ -322,7 +332,7 @@ class Incarnations:
             last = self._last_ordered(outbox, history)
             self._compare(outbox, last, history)
             unsent = [entry for entry in pending if entry.local_seqno > last and not is_control(entry)]
-            if unsent and numbers.latest() > outbox.incarnation:
+            if unsent and numbers.latest() > max(outbox.incarnation, outbox.claimed):
                 raise Superseded(
                     f"the group has forgotten {self.address}. The outbox {outbox.path} still has "
                     f"{counted(len(unsent), 'message')}, which a later start may have sent: was the file copied or "

@@ -91,7 +91,7 @@ def open_resources(
         earlier: EarlierProcess | None = None
         if hub is not None and beginning.is_continued:
             # The outbox does not know the last number of a cast in its incarnation.
-            number = memory.numbers.claim(beginning.incarnation, incarnations.claimed)
+            number = memory.numbers.claim(beginning.incarnation, incarnations.note_claimed)
             earlier = EarlierProcess(MemberIncarnation(str(incarnations.address), number), state.view)
     casts = UnwrittenCasts()
     if hub is not None:

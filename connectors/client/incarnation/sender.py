@@ -130,7 +130,7 @@ class Sender:
                 if forwarder.is_continued:
                     # The outbox does not know the last number of a letter in its incarnation.
                     with closing(MemberMemory(self.connection, self.group, self.address)) as memory:
-                        incarnation = memory.numbers.claim(incarnation, self._incarnations.claimed)
+                        incarnation = memory.numbers.claim(incarnation, self._note_claimed)
                 self.letters = LetterSender(
                     self.connection, self.group, self.address, incarnation, self._incarnations.limits
                 )
@@ -232,6 +232,10 @@ class Sender:
                 closing.callback(self.forwarder.close)
             if self.letters is not None:
                 closing.callback(self.letters.close)
+
+    def _note_claimed(self, incarnation: int) -> None:
+        with self._incarnations.changed:
+            self._incarnations.note_claimed(incarnation)
 
     # --- the next forwarder ---
 

@@ -17,6 +17,7 @@ import contextlib
 import logging
 import secrets
 import time
+from collections.abc import Callable
 from functools import cached_property
 
 from kafka.errors import KafkaError
@@ -59,14 +60,15 @@ class IncarnationNumbers:
         """Return the last claimed incarnation, 0 if Kafka remembers none. Raises BrokerUnreachable."""
         return self._offsets.number(self._forward, _INCARNATION) or 0
 
-    def claim(self, above: int, claimed: set[int]) -> int:
+    def claim(self, above: int, note: Callable[[int], object]) -> int:
         """Choose and commit a new incarnation, higher than all claimed before and than `above`; return it.
 
-        It is added to `claimed` before the commit, which may succeed although it raises. Two processes that claim at
+        `note` is called with it before the commit, which may succeed although it raises. Two processes that claim at
         the same instant get different incarnations, so that one supersedes the other. For a name that Kafka has
         forgotten, the clock makes the new one higher than earlier ones.
 
-        Raises BrokerUnreachable; UsageError if no higher incarnation can be ordered, so that another name is needed.
+        Raises as `note`; BrokerUnreachable; UsageError if no higher incarnation can be ordered, so that another name is
+        needed.
         """
         remembered = self.latest()
         if self.is_of_a_wrong_clock(remembered):
@@ -82,7 +84,7 @@ class IncarnationNumbers:
                 f"the incarnations of {self.address} are used up ({lowest - 1} is taken): take another name."
             )
         incarnation = lowest + secrets.randbelow(min(INCARNATIONS_A_MS, MAX_NUMBER + 1 - lowest))
-        claimed.add(incarnation)
+        note(incarnation)
         self._offsets.commit(self._forward, 0, f"{_INCARNATION}{incarnation}", self._timeout_s)
         return incarnation
 

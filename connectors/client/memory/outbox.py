@@ -8,6 +8,10 @@ A second process can't open the file. Acknowledged rows are deleted in batches. 
 deleted do no harm, since the next start finds them in DATA. The file says where to look: every row that it still has is
 ordered behind `seqno`, if it is ordered.
 
+Invariant. The file has the number that a process with it claims in Kafka (`claimed`) before Kafka has it, and the
+incarnation before anything is sent under it, whatever a power failure takes away. So a later start tells its own
+earlier claims from another process's.
+
 Casts are in a table of their own, in the order in which they were accepted, until they are known to be written. A row
 gets the id of its cast before the cast is sent (`ordering.casts.unwritten_casts` has its course after a restart).
 Invariant. The written casts of the present view are rows still, or are counted in `written_casts`.
@@ -39,7 +43,7 @@ _SCHEMA = f"""
 BEGIN EXCLUSIVE;
 CREATE TABLE owner (
     group_name TEXT NOT NULL, member TEXT NOT NULL, incarnation INTEGER NOT NULL, acknowledged INTEGER NOT NULL,
-    seqno INTEGER
+    seqno INTEGER, claimed INTEGER
 );
 CREATE TABLE pending (local_seqno INTEGER PRIMARY KEY, payload BLOB NOT NULL, headers TEXT);
 PRAGMA application_id = {_APPLICATION_ID};
@@ -59,6 +63,10 @@ CREATE TABLE IF NOT EXISTS written_casts (
 )
 """
 
+_LATER_COLUMNS = (("owner", "seqno", "INTEGER"), ("owner", "claimed", "INTEGER"), ("casts", "clock", "TEXT"))
+"""Columns that the first version's tables lack: a file of an earlier version gets them."""
+_SYNC = "PRAGMA wal_checkpoint"
+"""A checkpoint waits until the disk has everything written so far."""
 _NEW_OWNER = "INSERT INTO owner (group_name, member, incarnation, acknowledged) VALUES (?, ?, 0, 0)"
 _KEEP = "INSERT INTO pending (local_seqno, payload, headers) VALUES (?, ?, ?)"
 _COUNT = "INSERT OR REPLACE INTO written_casts (only, incarnation, seqno, view, clock) VALUES (1, ?, ?, ?, ?)"
@@ -85,7 +93,8 @@ class Outbox:
     """The outbox file of one member. Not thread-safe: the member calls it under its lock.
 
     `incarnation` is 0 until `begin`. `acknowledged` is the highest local seqno whose row was deleted. Every row is
-    ordered behind `seqno`, if at all; None in a file of an earlier version.
+    ordered behind `seqno`, if at all; None in a file of an earlier version. `claimed` is the last incarnation that a
+    process with the file has claimed, or was about to; 0 in a file of an earlier version.
     """
 
     def __init__(self, path: Path | str, group: str, member: str) -> None:
@@ -122,18 +131,17 @@ class Outbox:
             execute(_NEW_OWNER, (group, member))
         elif execute("PRAGMA application_id").fetchone()[0] != _APPLICATION_ID:
             raise UsageError(f"{self.path} is a database of another application: name another file as the outbox.")
-        elif "seqno" not in [column[1] for column in execute("PRAGMA table_info(owner)")]:
-            execute("ALTER TABLE owner ADD COLUMN seqno INTEGER")
         execute(_CASTS)
         execute(_WRITTEN)
-        if "clock" not in [column[1] for column in execute("PRAGMA table_info(casts)")]:
-            execute("ALTER TABLE casts ADD COLUMN clock TEXT")
+        for table, column, of_type in _LATER_COLUMNS:
+            if column not in [known[1] for known in execute(f"PRAGMA table_info({table})")]:
+                execute(f"ALTER TABLE {table} ADD COLUMN {column} {of_type}")
         # A write makes the lock an exclusive one, even if the file was only read so far.
         execute("UPDATE owner SET acknowledged = acknowledged")
-        owner = execute("SELECT group_name, member, incarnation, acknowledged, seqno FROM owner").fetchone()
+        owner = execute("SELECT group_name, member, incarnation, acknowledged, seqno, claimed FROM owner").fetchone()
         if owner is None:
             # The process was killed between creating the tables and the first row.
-            owner = (group, member, 0, 0, None)
+            owner = (group, member, 0, 0, None, None)
             execute(_NEW_OWNER, owner[:2])
         if owner[:2] != (group, member):
             raise UsageError(
@@ -142,6 +150,7 @@ class Outbox:
             )
         self.incarnation, self.acknowledged = int(owner[2]), int(owner[3])
         self.seqno: int | None = owner[4]
+        self.claimed = int(owner[5] or 0)
 
     def close(self) -> None:
         """Release the file."""
@@ -162,8 +171,16 @@ class Outbox:
             rows = [(number, pending.payload, _encode(pending.headers)) for number, pending in enumerate(keep, 1)]
             self._database.executemany(_KEEP, rows)
             self._database.execute("COMMIT")
+            self._database.execute(_SYNC)
         self.incarnation, self.acknowledged, self.seqno = incarnation, 0, seqno
         self._last = len(keep)
+
+    def note_claimed(self, incarnation: int) -> None:
+        """Note that this process is about to claim `incarnation`. Raises EnvironmentProblem."""
+        with self._explained():
+            self._database.execute("UPDATE owner SET claimed = ?", (incarnation,))
+            self._database.execute(_SYNC)
+        self.claimed = incarnation
 
     def pending(self) -> Iterator[Pending]:
         """Yield the messages in the file, in increasing order of local seqnos. Raises EnvironmentProblem."""

@@ -6,7 +6,7 @@ import shutil
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -418,9 +418,9 @@ class Claims(IncarnationNumbers):
     def latest(self) -> int:
         return 100
 
-    def claim(self, above: int, claimed: set[int]) -> int:
+    def claim(self, above: int, note: Callable[[int], object]) -> int:
         assert above == 100
-        claimed.add(300)
+        note(300)
         return 300
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 from pathlib import Path
 
@@ -87,6 +88,34 @@ def test_is_one_members_own(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is the outbox of nyc/a in group g"):
         Outbox(tmp_path / "o", "h", "nyc/a")
     Outbox(tmp_path / "o", "g", "nyc/a").close()  # a refusal leaves no lock behind
+
+
+def test_a_power_failure_takes_no_claim_and_no_incarnation(tmp_path: Path) -> None:
+    """The file itself has reached the disk; the end of its WAL may not have."""
+    outbox = Outbox(tmp_path / "o", "g", "nyc/a")
+    outbox.begin(7, [Pending(1, b"one", ())])
+    outbox.note_claimed(9)
+    shutil.copy(tmp_path / "o", tmp_path / "after")
+    outbox.close()
+    after = Outbox(tmp_path / "after", "g", "nyc/a")
+    assert (after.incarnation, after.claimed, after.last()) == (7, 9, 1)
+    after.close()
+
+
+def test_a_file_of_an_earlier_version(tmp_path: Path) -> None:
+    """The earlier version did not have all the columns, and does not change a column that it does not know."""
+    Outbox(tmp_path / "o", "g", "nyc/a").close()
+    earlier = sqlite3.connect(tmp_path / "o", isolation_level=None)
+    for table, column in (("owner", "seqno"), ("owner", "claimed"), ("casts", "clock")):
+        earlier.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
+    earlier.execute("UPDATE owner SET incarnation = 7, acknowledged = 3")
+    earlier.close()
+    for claimed in (0, 9):
+        outbox = Outbox(tmp_path / "o", "g", "nyc/a")
+        assert (outbox.incarnation, outbox.acknowledged, outbox.seqno, outbox.claimed) == (7, 3, None, claimed)
+        assert outbox.casts("nyc/a") == []
+        outbox.note_claimed(9)
+        outbox.close()
 
 
 @pytest.mark.slow
