@@ -5,8 +5,8 @@ puts a message between FLUSH_OK and the silence that it begins, and none sees an
 that an action sends enters the pending messages and the send queue within its step. Longer actions (block(), unblock(),
 the next incarnation) only begin in the step, and run in threads of their own.
 
-If the outbox can't take a record that the application has asked for, the participant stays as it was, and the
-application may ask again. A step that the log has caused is never undone.
+If the outbox can't take a record that the application has asked for, or Ctrl-C comes before that, the participant
+stays as it was, and the application may ask again. A step that the log has caused is never undone.
 
 The lock. All methods are called under `Incarnations.changed`, which is notified after each step.
 """
@@ -72,24 +72,19 @@ class Driver:
         """
         receipt: Receipt | None = None
         lifecycle = self._lifecycle
-        before = lifecycle.participant
+        before, last = lifecycle.participant, self._pending_messages.table.last
         after, actions = step(before, event)
-        lifecycle.become(after)
-        for action in actions:
-            if action.do is not Do.SEND:
-                self._perform(action)
-                continue
-            try:
-                headers = control_headers(action.kind)
-                size = message_bytes(action.payload, headers)
-                receipt = self.accept((action.payload,), headers, size, action.kind, action.flush_id)
-            except EnvironmentProblem as error:
-                if isinstance(event, Asked | FlushWanted):
-                    lifecycle.become(before)
-                if isinstance(event, Answered | Asked | FlushWanted | FlushUnwanted | FlushDone):
-                    raise
-                # The log goes on, and the group itself ends the flush that this record was meant to end.
-                _logger.warning("%s could not send %s: %s", lifecycle.address, action.kind, error)
+        try:
+            lifecycle.become(after)
+            for action in actions:
+                if action.do is Do.SEND:
+                    receipt = self._send(action, event) or receipt
+                else:
+                    self._perform(action)
+        except BaseException:
+            if isinstance(event, Asked | FlushWanted) and self._pending_messages.table.last == last:
+                lifecycle.become(before)
+            raise
         if not self._is_beating and lifecycle.participant.is_heard:
             self._is_beating = True
             self._begin_heartbeats()
@@ -112,6 +107,18 @@ class Driver:
         receipt = pending_messages.accept(payloads, headers, size, kind)
         send_queue.add(payloads, headers, kind, flush_id)
         return receipt
+
+    def _send(self, action: Action, event: Event) -> Receipt | None:
+        headers = control_headers(action.kind)
+        size = message_bytes(action.payload, headers)
+        try:
+            return self.accept((action.payload,), headers, size, action.kind, action.flush_id)
+        except EnvironmentProblem as error:
+            if isinstance(event, Answered | Asked | FlushWanted | FlushUnwanted | FlushDone):
+                raise
+            # The log goes on, and the group itself ends the flush that this record was meant to end.
+            _logger.warning("%s could not send %s: %s", self._lifecycle.address, action.kind, error)
+            return None
 
     def _perform(self, action: Action) -> None:
         if action.do is Do.SEND_TABLE:

@@ -83,8 +83,8 @@ class Session:
 
         Raises FlushFailed, Excluded, UsageError if the member is closed, and the error that has ended the incarnation.
         """
-        self._forwarder.want_flush()
         try:
+            self._forwarder.want_flush()
             self._wait(lambda now: _is_decided(now) or not _is_in(now), timeout)
             request = self._check_still_in()
             if request is not None and request.outcome:

@@ -1,4 +1,4 @@
-"""Ctrl-C in the middle of a broadcast, or a signal handler that raises. The application goes on with the member."""
+"""Ctrl-C in the middle of a call, or a signal handler that raises. The application goes on with the member."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from typing import Any
 import pytest
 
 from connectors import Member
-from connectors.client.incarnation import pending_messages, send_queue
+from connectors.client.incarnation import driver, pending_messages, send_queue
 from connectors.client.memory import outbox
 from connectors.client.tail.go_back_n import BUSY_RECORDS
+from connectors.kafka.topics.settings import change_settings
 from connectors.kafka.topics.upgrade import upgrade
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.sequencer_thread import SequencerThread
+from ordering.base.errors import FlushFailed
 from ordering.participant import forward_table
-from tests.waiting import WAIT
+from tests.waiting import WAIT, eventually
 
-FILES = {module.__file__ for module in (pending_messages, send_queue, outbox, forward_table)}
+FILES = {module.__file__ for module in (driver, pending_messages, send_queue, outbox, forward_table)}
 FORWARD = "abcast.g.forward.nyc"
 
 
@@ -77,3 +79,58 @@ def test_a_broadcast_is_interrupted_anywhere(tmp_path: Path, busy: bool) -> None
     assert len(seqnos) == at * len(texts)
     assert {seqno: found[seqno] for seqno in seqnos} == {n: (text, (("of", text),)) for n, text in seqnos.items()}
     assert {payload for seqno, (payload, _) in found.items() if seqno not in seqnos} == {b"x"}
+
+
+@pytest.mark.slow
+def test_a_connect_is_interrupted_anywhere(tmp_path: Path) -> None:
+    """The next call joins."""
+    kafka = MemoryConnection()
+    kafka.create("g", "nyc")
+    at, is_over = 0, False
+    with SequencerThread(kafka, "g"):
+        while not is_over:
+            with a_member(kafka, tmp_path, at) as a:
+                try:
+                    with interrupted(at):
+                        a.connect(timeout=WAIT)
+                        is_over = True
+                except KeyboardInterrupt:
+                    a.connect(timeout=10)
+            at += 1
+    assert at > 20
+
+
+@pytest.mark.slow
+def test_a_flush_is_interrupted_anywhere(tmp_path: Path) -> None:
+    """A later call has a quiet point, as soon as the interrupted one is over."""
+    kafka = MemoryConnection()
+    kafka.create("g", "nyc")
+    at, is_over = 0, False
+    with SequencerThread(kafka, "g"):
+        change_settings(kafka, "g", "nyc", flush=True)
+        while not is_over:
+            with a_member(kafka, tmp_path, at) as a:
+                a.connect(timeout=WAIT)
+                quiet = a.flush(timeout=WAIT)
+                try:
+                    with interrupted(at):
+                        quiet.__enter__()
+                        is_over = True
+                    quiet.__exit__(None, None, None)
+                except KeyboardInterrupt:
+                    eventually(lambda a=a: has_flushed(a), 5)  # type: ignore[misc]
+            at += 1
+    assert at > 20
+
+
+def a_member(kafka: MemoryConnection, outboxes: Path, number: int) -> Member:
+    outbox = outboxes / str(number)
+    return Member("g", f"nyc/{number}", connection=kafka, outbox=outbox, resend_after_s=0.2)
+
+
+def has_flushed(member: Member) -> bool:
+    try:
+        with member.flush(timeout=WAIT):
+            return True
+    except FlushFailed:
+        return False
