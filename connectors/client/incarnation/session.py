@@ -85,6 +85,12 @@ class Session:
         """
         try:
             self._forwarder.want_flush()
+        except AbcastError:
+            raise  # nothing was asked: a flush that runs is another call's
+        except BaseException:
+            self.give_up_flush()
+            raise
+        try:
             self._wait(lambda now: _is_decided(now) or not _is_in(now), timeout)
             request = self._check_still_in()
             if request is not None and request.outcome:

@@ -25,6 +25,7 @@ from tests.waiting import WAIT, eventually
 
 FILES = {module.__file__ for module in (driver, pending_messages, send_queue, outbox, forward_table)}
 FORWARD = "abcast.g.forward.nyc"
+SOME_LINES = pytest.mark.parametrize("stride", [5, pytest.param(1, marks=pytest.mark.long)])
 
 
 @contextmanager
@@ -81,8 +82,8 @@ def test_a_broadcast_is_interrupted_anywhere(tmp_path: Path, busy: bool) -> None
     assert {payload for seqno, (payload, _) in found.items() if seqno not in seqnos} == {b"x"}
 
 
-@pytest.mark.slow
-def test_a_connect_is_interrupted_anywhere(tmp_path: Path) -> None:
+@SOME_LINES
+def test_a_connect_is_interrupted_anywhere(tmp_path: Path, stride: int) -> None:
     """The next call joins."""
     kafka = MemoryConnection()
     kafka.create("g", "nyc")
@@ -96,12 +97,12 @@ def test_a_connect_is_interrupted_anywhere(tmp_path: Path) -> None:
                         is_over = True
                 except KeyboardInterrupt:
                     a.connect(timeout=10)
-            at += 1
+            at += stride
     assert at > 20
 
 
-@pytest.mark.slow
-def test_a_flush_is_interrupted_anywhere(tmp_path: Path) -> None:
+@SOME_LINES
+def test_a_flush_is_interrupted_anywhere(tmp_path: Path, stride: int) -> None:
     """A later call has a quiet point, as soon as the interrupted one is over."""
     kafka = MemoryConnection()
     kafka.create("g", "nyc")
@@ -119,7 +120,7 @@ def test_a_flush_is_interrupted_anywhere(tmp_path: Path) -> None:
                     quiet.__exit__(None, None, None)
                 except KeyboardInterrupt:
                     eventually(lambda a=a: has_flushed(a), 5)  # type: ignore[misc]
-            at += 1
+            at += stride
     assert at > 20
 
 
