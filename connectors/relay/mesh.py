@@ -27,8 +27,6 @@ LOOK_EVERY_S = 30.0
 """The seconds between two checks that the neighbour has ordered the records carried."""
 LOOK_FOR_S = 1.0
 """The seconds after which a check leaves the other groups to the next check. Heartbeats come between two checks."""
-
-
 _UNKNOWN = -1
 _logger = logging.getLogger(__name__)
 
@@ -59,10 +57,8 @@ class MeshData(SiteForward):
         self._sessions: dict[str, int] = {}
         self._unseen: list[str] = []  # the DATA topics that remain of a look
         self._carried: dict[str, Carried] = {}  # by DATA topic, at the last look that found all ordered
-        self._considered: dict[
-            str, int
-        ] = {}  # by DATA topic behind, the neighbour's offset in the copies at its last look
-        self._there_now = ExitStack()
+        self._considered: dict[str, int] = {}  # where the neighbour was in the copies at the last look, if it is behind
+        self._clients = ExitStack()
         self._has_compared = False
         """Whether this attempt has compared any group. The first look at one only notes the offset carried so far."""
         self._patience_s = LOOK_EVERY_S
@@ -72,8 +68,8 @@ class MeshData(SiteForward):
         """Open the relay's `Presence`."""
         self._presence, self._copied = Presence(self.source, self.target, self.direction), copied
         self._sessions, self._unseen, self._carried, self._considered = {}, [], {}, {}
-        self._consumer = self._there_now.enter_context(closing(self.target.consumer()))
-        self._metadata = self._there_now.enter_context(closing(self.target.metadata_client()))
+        self._consumer = self._clients.enter_context(closing(self.target.consumer()))
+        self._metadata = self._clients.enter_context(closing(self.target.metadata_client()))
         self._began_at = self._looked_at = time.monotonic()
         self._has_compared = False
 
@@ -154,7 +150,6 @@ class MeshData(SiteForward):
         place = TopicPartition(str(self.filled(topic)), 0)
         with self.target.reachable():
             end = int(self._consumer.end_offsets([place])[place])
-        considered = self._considered_by_now(place)  # before the look into DATA, which then has the decisions
         self._has_compared |= carried is not None
         if carried is None or not self._is_behind(topic, carried.offset):
             self._considered.pop(name, None)
@@ -162,13 +157,13 @@ class MeshData(SiteForward):
                 self._carried[name] = Carried(copied, end)
             return
         self._carried[name] = carried._replace(end=min(carried.end, end))  # less if the copies were cut
-        before, self._considered[name] = self._considered.get(name, _UNKNOWN), considered
-        is_patient = time.monotonic() - self._began_at < self._patience_s
+        considered, before = self._considered_by_now(place), self._considered.get(name, _UNKNOWN)
+        self._considered[name] = considered
         if considered >= carried.end:
-            is_patient = before < carried.end  # what it has just considered may still be on its way to DATA
-        elif considered > before:
-            is_patient = True
-        if not is_patient:
+            is_stalled = before >= carried.end  # what it has just considered may still be on its way to DATA
+        else:
+            is_stalled = considered <= before and time.monotonic() - self._began_at >= self._patience_s
+        if is_stalled:
             self._patience_s *= 2
             raise LinkStalled(
                 f"group {topic.group}: {self.direction.target} has not ordered the records copied there. "
@@ -212,7 +207,7 @@ class MeshData(SiteForward):
                 self._presence.farewell()
             self._presence.close()
             self._presence = None
-        self._there_now.close()
+        self._clients.close()
 
     def rule(self) -> Rule:
         """Make records of the link from each record of DATA."""

@@ -83,10 +83,8 @@ def test_a_broadcast_is_interrupted_anywhere(tmp_path: Path, busy: bool) -> None
 
 
 @SOME_LINES
-def test_a_connect_is_interrupted_anywhere(tmp_path: Path, stride: int) -> None:
+def test_a_connect_is_interrupted_anywhere(kafka: MemoryConnection, tmp_path: Path, stride: int) -> None:
     """The next call joins."""
-    kafka = MemoryConnection()
-    kafka.create("g", "nyc")
     at, is_over = 0, False
     with SequencerThread(kafka, "g"):
         while not is_over:
@@ -102,10 +100,8 @@ def test_a_connect_is_interrupted_anywhere(tmp_path: Path, stride: int) -> None:
 
 
 @SOME_LINES
-def test_a_flush_is_interrupted_anywhere(tmp_path: Path, stride: int) -> None:
+def test_a_flush_is_interrupted_anywhere(kafka: MemoryConnection, tmp_path: Path, stride: int) -> None:
     """A later call has a quiet point, as soon as the interrupted one is over."""
-    kafka = MemoryConnection()
-    kafka.create("g", "nyc")
     at, is_over = 0, False
     with SequencerThread(kafka, "g"):
         change_settings(kafka, "g", "nyc", flush=True)

@@ -23,11 +23,9 @@ class Killed(Exception):
 
 
 @pytest.fixture
-def kafka(monkeypatch: pytest.MonkeyPatch) -> MemoryConnection:
+def kafka(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> MemoryConnection:
     """Return a Kafka with group g, which forgets an incarnation as soon as it has begun."""
     monkeypatch.setattr("ordering.membership.forgetting.CLOCK_AHEAD_MS", -86_400_000)
-    kafka = MemoryConnection()
-    kafka.create("g", "nyc")
     return kafka
 
 
