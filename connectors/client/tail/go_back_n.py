@@ -36,9 +36,9 @@ MAX_RESEND_S = 30.0
 each resend, up to MAX_RESEND_S.
 """
 
-BUSY_RECORDS = 32
-"""With so many records on their way a table counts as busy: the next ones may wait for one of them, and gather. A dozen
-are on their way at 1,000 messages a second, most of them in the producer's linger.
+BUSY_RECORDS = 4
+"""With so many records on their way a table counts as busy: the next ones may wait for one of them, and gather. Two or
+three are on their way at 1,000 messages a second.
 """
 
 STUCK_PRODUCER_S = 150.0

@@ -18,16 +18,17 @@ from connectors.client.tail.log_tailer import LogTailer
 from connectors.client.tail.producers import Producers
 from connectors.kafka.connection.connection import Connection
 
-LINGER_MS = 10
+LINGER_MS = 1
 BATCH_BYTES = 256 * 1024
-"""A producer collects records into one batch for LINGER_MS, or up to BATCH_BYTES. With 1 ms a message takes half of the
-time at 1,000/s, and several times as long at 10,000/s on two cores: the requests take them.
+"""A producer collects records into one batch for LINGER_MS, or up to BATCH_BYTES. One request is in flight at a time.
+Records that come before its answer go with the next one, so requests grow with the load.
 """
 
+BEATS_LINGER_MS = 10
+"""No heartbeat is urgent, so many of them share a request."""
+
 CAST_LINGER_MS = 0
-"""A producer of casts does not wait for more, since nothing else delays casts. One request is in flight at a time, and
-records that come before its answer go with the next one. So requests grow with the load.
-"""
+"""A producer of casts does not wait for more, since nothing else delays casts."""
 
 BEATS = ".heartbeats"
 """The end of the `client.id` of heartbeats. So a quota on a member's messages does not hold back its heartbeats."""
@@ -65,7 +66,7 @@ class Shared:
         self.producers = Producers(lambda: connection.producer(linger_ms=LINGER_MS, batch_size=BATCH_BYTES))
         self.cast_producers = Producers(lambda: connection.producer(linger_ms=CAST_LINGER_MS, batch_size=BATCH_BYTES))
         self._heartbeat_producers = Producers(
-            lambda: replace(connection, client_id=f"{connection.client_id}{BEATS}").producer(linger_ms=LINGER_MS)
+            lambda: replace(connection, client_id=f"{connection.client_id}{BEATS}").producer(linger_ms=BEATS_LINGER_MS)
         )
         self.after_callbacks = AfterCallbacks()
         self._connection = connection
