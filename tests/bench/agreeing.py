@@ -42,7 +42,7 @@ from ordering.agreement.log import CONTENTS, Entry, read_letter
 from ordering.agreement.state import Finals, Send
 from ordering.base.names import Topic
 from ordering.base.reader import Reader, Verdict
-from ordering.base.records import ENTRY, MESSAGE, MessageId
+from ordering.base.records import ENTRY, MAX_NUMBER, MESSAGE, MessageId
 from tests.bench import isis
 from tests.bench.lab import ABCAST, Lab
 from tests.bench.latency import summary
@@ -102,7 +102,10 @@ def _measure(lab: Lab, way: Way) -> dict[str, Any]:
     a_second = plan.agreeing_rate / len(SITES)
     warm_up = int(plan.agreeing_warm_up_s * a_second) if way.engine == "spark" else _WARM_UP
     burst = range(warm_up + 1, warm_up + plan.agreeing_records + 1)
-    paced = range(burst.stop, burst.stop + int(plan.agreeing_s * a_second))
+    rates = (plan.agreeing_rate, *(plan.agreeing_other_rates if way.engine == "process" else ()))
+    paced, begin = dict[int, range](), burst.stop
+    for rate in rates:
+        paced[rate] = range(begin, begin := begin + int(plan.agreeing_s * rate / len(SITES)))
     try:
         with _running(lab, way) as roots:
             _order(lab, group, range(1, burst.start), plan.agreeing_rate)
@@ -110,7 +113,8 @@ def _measure(lab: Lab, way: Way) -> dict[str, Any]:
             before = _cpu(roots)
             _order(lab, group, burst)
             cpu_s = _cpu(roots) - before
-            _order(lab, group, paced, plan.agreeing_rate)
+            for rate, numbers in paced.items():
+                _order(lab, group, numbers, rate)
         return _figures(lab.connection, group, way, burst, paced, cpu_s)
     finally:
         lab.delete(group)
@@ -211,7 +215,9 @@ def _sent_at(connection: Connection, group: str) -> dict[MessageId, int]:
     return sent
 
 
-def _figures(connection: Connection, group: str, way: Way, burst: range, paced: range, cpu_s: float) -> dict[str, Any]:
+def _figures(
+    connection: Connection, group: str, way: Way, burst: range, paced: Mapping[int, range], cpu_s: float
+) -> dict[str, Any]:
     logs = {site: _read(connection, group, site) for site in SITES}
     if way.mode != "mesh":
         assert len({_digest(log) for log in logs.values()}) == 1, "the sites differ"
@@ -223,26 +229,38 @@ def _figures(connection: Connection, group: str, way: Way, burst: range, paced: 
     assert all(len(of_site) == len(burst) * len(SITES) for of_site in ends.values()), "a site lacks messages"
     began_ms = min(at for id_, at in sent.items() if id_.local_seqno == burst.start)
     seconds = (max(of_site[-1].timestamp_ms for of_site in ends.values()) - began_ms) / 1000
-    latencies = [
-        float(stored.timestamp_ms - sent[stored.data.id])
-        for site, log in logs.items()
-        if way.mode != "hub" or site != HOME
-        for stored in log.taken
-        if stored.data.sender == f"{site}/load" and stored.data.local_seqno in paced
-    ]
+    latencies = {
+        rate: [
+            float(stored.timestamp_ms - sent[stored.data.id])
+            for site, log in logs.items()
+            if way.mode != "hub" or site != HOME
+            for stored in log.taken
+            if stored.data.sender == f"{site}/load" and stored.data.local_seqno in numbers
+        ]
+        for rate, numbers in paced.items()
+    }
+    (usual, numbers), *_ = paced.items()
     messages = len(burst) * len(SITES)
-    found = {"ordered_per_s": messages / seconds, "cpu_us_per_message": 1e6 * cpu_s / messages, **summary(latencies)}
+    found = {
+        "ordered_per_s": messages / seconds,
+        "cpu_us_per_message": 1e6 * cpu_s / messages,
+        **summary(latencies[usual]),
+        "rates": [{"per_s": rate, **summary(latencies[rate])} for rate in sorted(paced)],
+    }
     if way.mode == "isis":
-        since_ms = min(at for id_, at in sent.items() if id_.local_seqno == paced.start)
-        found["costs"] = _costs({site: log.entries for site, log in logs.items()}, since_ms, len(paced) * len(SITES))
+        begin_ms = min(at for id_, at in sent.items() if id_.local_seqno == numbers.start)
+        end_ms = min((at for id_, at in sent.items() if id_.local_seqno == numbers.stop), default=MAX_NUMBER)
+        found["costs"] = _costs(
+            {site: log.entries for site, log in logs.items()}, range(begin_ms, end_ms), len(numbers) * len(SITES)
+        )
     return found
 
 
-def _costs(logs: Mapping[str, list[tuple[int, Entry]]], since_ms: int, messages: int) -> dict[str, Any]:
+def _costs(logs: Mapping[str, list[tuple[int, Entry]]], when_ms: range, messages: int) -> dict[str, Any]:
     """Return entries, their bytes and their letters by message, and the hops of a run until its own site has
     ordered it.
     """
-    entries = {site: [entry for at, entry in log if at >= since_ms] for site, log in logs.items()}
+    entries = {site: [entry for at, entry in log if at in when_ms] for site, log in logs.items()}
     every = [entry for of_site in entries.values() for entry in of_site]
     said = Counter(letter.kind for entry in every for letter in entry.letters)
     runs = {ordered.first: ordered for entry in every for ordered in entry.ordered}

@@ -328,6 +328,17 @@ TABLES = (
     ),
     Table(
         "agreeing",
+        "The process engine at each rate.",
+        ("mode", "messages/s", "p50, ms", "p99, ms"),
+        lambda r: [
+            (row["mode"], at["per_s"], *rows.percentiles(at))
+            for row in r["sites"]
+            if row["relays"] == "process"
+            for at in row["rates"]
+        ],
+    ),
+    Table(
+        "agreeing",
         "What isis costs a message at 300/s. Hops are ways of a relay, one behind the other, until its own site has "
         "ordered it.",
         ("engine, relays", "entries", "an entry, bytes", "hops"),

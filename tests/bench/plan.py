@@ -64,6 +64,8 @@ class Plan:
     """Seconds of the warm-up with Spark."""
     agreeing_rate: int = 300
     """Messages a second at all sites together."""
+    agreeing_other_rates: tuple[int, ...] = (30, 1000)
+    """Rates at which the process engine is measured, too."""
     agreeing_s: float = 15.0
     plain_messages: int = 20_000
     """Messages of each plain process."""
