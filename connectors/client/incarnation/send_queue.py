@@ -222,8 +222,10 @@ class SendQueue:
     def _send(self, first: int, last: int) -> None:
         """Send the entries from local seqno `first` to `last` that may be sent, in their order, messages in packs.
 
-        An exception in the middle leaves them all to the next call: sequencers drop duplicates.
+        An exception in the middle leaves them all to the next call: sequencers drop duplicates. Some of them may be
+        acknowledged by then, and be in the table no more.
         """
+        first = max(first, self._pending_messages.table.acknowledged + 1)
         payloads, headers = self._pending_messages.table.between(first, last)
         begin = 0
         for size in self._runs(first, payloads, headers):
