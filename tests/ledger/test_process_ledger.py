@@ -110,6 +110,13 @@ def test_small_files_are_merged(kafka: MemoryConnection, tmp_path: Path, monkeyp
     assert [row["seqno"] for row in rows_of(tmp_path)] == list(range(1, 60))
 
 
+def test_few_merges_take_large_files() -> None:
+    """So a slow group's rows are written a few times for each level, not at each merge."""
+    sizes = [table.merged_bytes(merge) // 1024 for merge in range(1, 17)]
+    assert sizes == [128, 128, 128, 512, 128, 128, 128, 512, 128, 128, 128, 512, 128, 128, 128, 2048]
+    assert max(map(table.merged_bytes, range(1, 5000))) == 128 * 1024 * 1024
+
+
 @pytest.mark.slow
 def test_two_write_the_same_table(kafka: MemoryConnection, tmp_path: Path) -> None:
     """Two jobs at once: each seqno once."""

@@ -34,8 +34,12 @@ from ordering.base.errors import EnvironmentProblem
 
 MERGE_AFTER = 100
 """Appends between two merges of small files. Each append makes a file for each group in it."""
-MERGED_BYTES = 128 * 1024 * 1024
-"""The size up to which files are merged: a row is written again a few times until its file has that size."""
+LEAST_MERGED_BYTES = 128 * 1024
+LEVELS = 6
+"""The size up to which most merges merge files. Every fourth merge takes files up to four times that size, every
+sixteenth up to 16 times, and so on for LEVELS, to 128 MiB. So a row is written again a few times at each level, however
+slowly its group grows.
+"""
 
 _logger = logging.getLogger(__name__)
 
@@ -44,7 +48,7 @@ class ProcessTable(AppendOnlyTable[State, pa.Table]):
     """A table that delta-rs appends to."""
 
     _delta: DeltaTable | None = None
-    _appends = 0
+    _merged_at = 0
 
     def _commit(self, rows: pa.Table, tag: str) -> bool:
         assert self.state.newest is not None
@@ -77,13 +81,17 @@ class ProcessTable(AppendOnlyTable[State, pa.Table]):
         return True
 
     def merge_now_and_then(self) -> None:
-        """Merge the small files of each group after every MERGE_AFTER appends. The caller holds the lock."""
-        self._appends += 1
-        if self._appends % MERGE_AFTER:
+        """Merge the small files of each group after every MERGE_AFTER appends. The caller holds the lock.
+
+        The table counts its appends, so that they go on with the next process.
+        """
+        merges, behind = divmod(self.state.version, MERGE_AFTER)
+        if behind or merges == self._merged_at:
             return
+        self._merged_at = merges
         try:
             open_delta(self._path).optimize.compact(
-                target_size=MERGED_BYTES,
+                target_size=merged_bytes(merges),
                 max_concurrent_tasks=1,
                 commit_properties=CommitProperties(max_commit_retries=0),
             )
@@ -143,6 +151,12 @@ def create_table(path: Location, layout: Layout) -> None:
         else:
             return
     raise contended(path)
+
+
+def merged_bytes(merges: int) -> int:
+    """Return the size in bytes up to which the merge of that number, from 1 on, merges files."""
+    level = next((level for level in range(1, LEVELS) if merges % 4**level), LEVELS) - 1
+    return LEAST_MERGED_BYTES << 2 * level
 
 
 def not_written(path: Location, error: Exception) -> EnvironmentProblem:
