@@ -62,8 +62,9 @@ class Callbacks:
     def _put(self, call: Callback) -> None:
         with self._lock:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=f"abcast-{self._address}-callbacks", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name=f"abcast-{self._address}-callbacks", daemon=True)
+                thread.start()
+                self._thread = thread
         self._calls.put(call)
 
     def _run(self) -> None:

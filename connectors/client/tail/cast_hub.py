@@ -118,10 +118,15 @@ class CastHub:
             if self._thread is None:
                 self._log = MergedLog(self._tailer, self._topics, self._begin())
                 self._stopping = threading.Event()
-                self._thread = threading.Thread(
+                thread = threading.Thread(
                     target=self._run, args=(self._log, self._stopping), name=f"abcast-{self.group}-orders", daemon=True
                 )
-                self._thread.start()
+                try:
+                    thread.start()
+                    self._thread = thread
+                except BaseException:
+                    self._stopping.set()
+                    raise
             self._users += 1
 
     def release(self) -> None:

@@ -62,10 +62,11 @@ class Heartbeats:
         with self._lock:
             if who in self._beating:
                 return
-            self._beating[who] = None
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="abcast-heartbeats", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="abcast-heartbeats", daemon=True)
+                thread.start()
+                self._thread = thread
+            self._beating[who] = None
 
     def close(self) -> None:
         """End the thread."""

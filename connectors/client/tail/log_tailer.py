@@ -101,15 +101,22 @@ class LogTailer:
                 self._users += 1
                 return False
             begins = cursor or self.cursor(self.end()[0])
-            self._users += 1
             self._newest_seqno = begins.reader.last_seqno
             self.format = FIRST.number  # the group may have been made anew while no thread ran
-            self._stopping = threading.Event()
+            self._stopping = stopping = threading.Event()
             self.cache.open(begins.position, begins.reader.last_seqno)
-            self._thread = threading.Thread(
-                target=self._run, args=(begins, self._stopping), name=f"abcast-{self.group}-{self.site}", daemon=True
+            thread = threading.Thread(
+                target=self._run, args=(begins, stopping), name=f"abcast-{self.group}-{self.site}", daemon=True
             )
-            self._thread.start()
+            try:
+                thread.start()
+                self._thread, self._users = thread, 1
+            except BaseException:
+                stopping.set()
+                self.cache.close()
+                if begins is not cursor and thread.ident is None:
+                    begins.close()
+                raise
             return begins is cursor
 
     def check(self) -> None:

@@ -33,10 +33,10 @@ class OneThread:
         """Queue the call behind all earlier ones, in the caller's context (`contextvars`); return its future."""
         future: Future[T] = Future()
         with self._lock:
-            self._calls.put((future, functools.partial(contextvars.copy_context().run, call)))
             if not self._is_running:
-                self._is_running = True
                 threading.Thread(target=self._run, name=self._name, daemon=True).start()
+                self._is_running = True
+            self._calls.put((future, functools.partial(contextvars.copy_context().run, call)))
         return future
 
     def _run(self) -> None:

@@ -159,8 +159,9 @@ class _Settling:
     def start(self) -> None:
         with self._lock:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="abcast-receipts", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="abcast-receipts", daemon=True)
+                thread.start()
+                self._thread = thread
 
     def _run(self) -> None:
         while True:

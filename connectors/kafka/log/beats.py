@@ -11,7 +11,7 @@ overwrite the sign of a newer sequencer, until this one sees the newer claim. No
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import threading
 import time
 
@@ -21,6 +21,8 @@ from connectors.kafka.connection.connection import Connection
 from connectors.kafka.connection.metadata_client import MetadataClient
 from connectors.kafka.log.sign_of_life import BEAT_S, SILENT_AFTER_S, Sign, commit_sign
 from ordering.base.errors import AbcastError
+
+_logger = logging.getLogger(__name__)
 
 
 class Beats:
@@ -54,9 +56,14 @@ class Beats:
         if repeated is None or now - repeated[2] > SILENT_AFTER_S:
             return
         group, sign, _ = repeated
-        with contextlib.suppress(AbcastError, KafkaError):
+        try:
             self._metadata = self._metadata or self._connection.metadata_client()
             commit_sign(self._metadata, group, self._site, sign._replace(at_ms=time.time_ns() // 1_000_000))
+        except (AbcastError, KafkaError) as error:
+            _logger.debug("no beat: %s", error)
+        except Exception:
+            # Without beats a standby would take over from a sequencer that lives.
+            _logger.exception("a beat of group %s has failed", group)
 
     def _run(self) -> None:
         while not self._ends.wait(BEAT_S):
