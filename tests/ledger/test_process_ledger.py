@@ -111,7 +111,7 @@ def test_small_files_are_merged(kafka: MemoryConnection, tmp_path: Path, monkeyp
 
 
 def test_few_merges_take_large_files() -> None:
-    """So a slow group's rows are written a few times for each level, not at each merge."""
+    """Each level is four times as large as the one before, and merged a fourth as often."""
     sizes = [table.merged_bytes(merge) // 1024 for merge in range(1, 17)]
     assert sizes == [128, 128, 128, 512, 128, 128, 128, 512, 128, 128, 128, 512, 128, 128, 128, 2048]
     assert max(map(table.merged_bytes, range(1, 5000))) == 128 * 1024 * 1024
