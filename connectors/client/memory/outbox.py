@@ -4,7 +4,10 @@ It is a SQLite file of one member (WAL, `synchronous=NORMAL`: every accepted mes
 may lose the last ones). It holds the incarnation, too, and a restart *continues* that: a message that is sent again has
 the same id, and the sequencer drops it if it is a repeat. Together: exactly once.
 
-A second process can't open the file. Acknowledged rows are deleted in batches. Rows that are ordered but not yet
+A second process can't open the file. A fork inherits the open connection, and must not close it: SQLite would take the
+fork for the only user, and delete the WAL, where the parent's newest messages are. So a fork keeps it for ever.
+
+Acknowledged rows are deleted in batches. Rows that are ordered but not yet
 deleted do no harm, since the next start finds them in DATA. The file says where to look: every row that it still has is
 ordered behind `seqno`, if it is ordered.
 
@@ -20,9 +23,12 @@ Invariant. The written casts of the present view are rows still, or are counted 
 from __future__ import annotations
 
 import base64
+import ctypes
 import json
+import os
 import sqlite3
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -73,6 +79,31 @@ _COUNT = "INSERT OR REPLACE INTO written_casts (only, incarnation, seqno, view, 
 """The statements name their columns: a later version may have added some, which are left alone."""
 
 
+class _Database(sqlite3.Connection):
+    """A connection that only the process that has opened it closes."""
+
+    is_inherited = False
+
+    def close(self) -> None:
+        if not self.is_inherited:
+            super().close()
+
+
+_open: weakref.WeakSet[_Database] = weakref.WeakSet()
+
+
+def leave_open() -> None:
+    """Never close the connections that a fork has from its parent, not even at the end of the interpreter."""
+    for database in list(_open):
+        database.is_inherited = True
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(database))  # this reference is never given back
+    _open.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=leave_open)
+
+
 class KeptCast(NamedTuple):
     """A cast in the file. `seqno` is the last one that was delivered when the cast was sent; 0 if it was not sent."""
 
@@ -110,8 +141,9 @@ class Outbox:
         with self._explained():
             # By its absolute path: SQLite keeps `:memory:` nowhere, and takes `file:` for a URI.
             self._database = sqlite3.connect(
-                self.path.absolute(), timeout=0.5, isolation_level=None, check_same_thread=False
+                self.path.absolute(), timeout=0.5, isolation_level=None, check_same_thread=False, factory=_Database
             )
+            _open.add(self._database)
         try:
             with self._explained():
                 self._open(group, member)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sqlite3
 from pathlib import Path
@@ -138,6 +139,45 @@ def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path: Path) -
             Outbox(tmp_path / "o", "g", "nyc/a")
     outbox = Outbox(tmp_path / "o", "g", "nyc/a")
     assert [Pending(1, b"kept", ())] == list(outbox.pending())
+    outbox.close()
+
+
+FORKS = {
+    "exits": "fork(sys.exit)",
+    "closes it": "fork(outbox.close)",
+    "of multiprocessing": "process = multiprocessing.get_context('fork').Process(target=outbox.close)\n"
+    "process.start()\n"
+    "process.join()",
+}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks")
+@pytest.mark.parametrize("fork", FORKS.values(), ids=list(FORKS))
+def test_a_fork_that_ends_leaves_its_parent_the_file(tmp_path: Path, fork: str) -> None:
+    """SQLite would checkpoint in the fork, and delete the WAL: what the parent writes then would be lost with it."""
+    script = f"""
+import multiprocessing, os, sys
+from connectors.client.memory.outbox import Outbox
+
+def fork(act):
+    child = os.fork()
+    if not child:
+        act()
+        sys.exit()
+    os.waitpid(child, 0)
+
+outbox = Outbox(sys.argv[1], "g", "nyc/a")
+outbox.begin(1)
+outbox.append(1, [b"before"], ())
+{fork}
+outbox.append(2, [b"behind"], ())
+print("kept", flush=True)
+input()
+"""
+    with victim("-c", script, tmp_path / "o") as holder:
+        holder.await_line("kept")
+    outbox = Outbox(tmp_path / "o", "g", "nyc/a")
+    assert [pending.payload for pending in outbox.pending()] == [b"before", b"behind"]
     outbox.close()
 
 
