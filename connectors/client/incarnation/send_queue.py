@@ -200,6 +200,8 @@ class SendQueue:
     def note_taken_out(self, count: int) -> None:
         """Note that `count` records that this incarnation began with are gone, and the others have moved up."""
         self._sent -= count
+        # The records that are gone have none: no view had this incarnation when it took them over.
+        self._depends = {local_seqno - count: beside for local_seqno, beside in self._depends.items()}
         if self.caster is not None:
             self._inherited -= count
             self.caster.inherit(self._inherited)

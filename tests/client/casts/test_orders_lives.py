@@ -15,8 +15,10 @@ from kafka.structs import TopicPartition
 from connectors import Member
 from connectors.client.deliveries import merged_deliveries
 from connectors.client.memory.member_memory import MemberMemory
+from connectors.client.memory.outbox import Outbox
 from connectors.client.tail import cast_hub, merged_log, sharing
 from connectors.kafka.codec.codec import forward_headers
+from connectors.kafka.codec.headers import depends_of
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.log.data_log import DataLog, Start
 from connectors.testing import MemoryConnection
@@ -25,6 +27,7 @@ from ordering.base.errors import Blocked, HistoryUnavailable, ProtocolViolation,
 from ordering.base.names import Topic
 from ordering.base.reader import Reader
 from ordering.base.records import EPOCH, FLUSH_OK, JOIN, MESSAGE, Forward
+from ordering.participant.forward_table import Pending, carried_over, control_headers
 from tests.client.members import forwarder_of, kill, with_casts
 from tests.waiting import WAIT, eventually
 
@@ -34,14 +37,14 @@ pytestmark = pytest.mark.parametrize("connection", ["memory"], indirect=True)
 pytestmark = pytest.mark.usefixtures("sequencer")
 
 
-def drop_messages(sequencer: SequencerThread) -> list[Forward]:
-    """Drop all further messages; return them."""
+def drop_messages(sequencer: SequencerThread, kind: str = MESSAGE) -> list[Forward]:
+    """Drop all further messages, or records of this kind; return them."""
     dropped: list[Forward] = []
 
     def drop(record: Forward) -> bool:
-        if record.kind == MESSAGE:
+        if record.kind == kind:
             dropped.append(record)
-        return record.kind == MESSAGE
+        return record.kind == kind
 
     sequencer.drop = drop
     return dropped
@@ -117,6 +120,47 @@ def test_a_life_that_goes_on_in_a_view_casts_from_the_next_view_on(
                 assert a.broadcast(b"new", order="causal", timeout=WAIT).result(WAIT) == 4
                 seen = b.deliveries(timeout=WAIT)
                 assert [next(seen).payload for _ in range(4)] == [b"old"] * 3 + [b"new"]
+
+
+def test_what_depends_on_casts_moves_up_with_what_the_earlier_life_has_sent(
+    connection: Connection, flushing: str, sequencer: SequencerThread, tmp_path: Path
+) -> None:
+    """The view lets a message leave before the messages ahead of its JOIN are taken out of the table."""
+    dropped = drop_messages(sequencer)
+    killed = with_casts(connection, flushing, "a", outbox=tmp_path / "o")
+    for text in (b"1", b"2"):
+        killed.broadcast(text)
+    eventually(lambda: len(dropped) == 2)
+    kill(killed)
+    first, second = dropped
+    outbox = Outbox(tmp_path / "o", flushing, "nyc/a")
+    carried = [carried_over(entry, first.incarnation) for entry in outbox.pending()]
+    outbox.begin(first.incarnation + 1, [Pending(1, b"", control_headers(JOIN)), *carried])
+    outbox.close()
+    joins = drop_messages(sequencer, JOIN)
+    with with_casts(connection, flushing, "a", outbox=tmp_path / "o") as a:
+        eventually(lambda: joins)
+        forwarder = forwarder_of(a)
+        queue, hub = forwarder._send_queue, forwarder.hub
+        assert hub is not None
+        with forwarder._shared.tailer(flushing, "nyc").notifying:
+            headers = forward_headers(first.incarnation, first.local_seqno)
+            queue.sending.send(queue._topic, b"nyc/a", first.payload, headers)
+            sequencer.drop = lambda _: False
+            with forwarder.changed:
+                queue.send_table()
+            eventually(lambda: hub.receiver.index_of(forwarder._identity) is not None)
+            a.broadcast(b"cast", order="fifo").result(WAIT)
+            receipt = a.broadcast(b"3")
+        receipt.result(WAIT)
+        assert receipt.message_id.local_seqno == 3
+        with DataLog(connection, flushing, "nyc") as log:
+            records = [stored.data for stored in log.records(0, log.end()) if stored.data.kind == MESSAGE]
+        assert [(record.payload, depends_of(record.headers) is not None) for record in records] == [
+            (first.payload, False),
+            (second.payload, False),
+            (b"3", True),
+        ]
 
 
 @pytest.mark.slow
