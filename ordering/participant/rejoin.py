@@ -6,7 +6,14 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from ordering.base.records import FLUSH_OK, JOIN, Headers
 from ordering.membership.membership import MemberIncarnation
-from ordering.participant.forward_table import Pending, carried_from, control_headers, is_control, kind_of
+from ordering.participant.forward_table import (
+    Pending,
+    carried_from,
+    carried_over,
+    control_headers,
+    is_control,
+    kind_of,
+)
 from ordering.sequencer.state import SequencerState
 
 
@@ -24,6 +31,19 @@ def begins_returning(pending: Sequence[Pending]) -> bool:
     """Whether the table has messages of the last incarnation behind a JOIN that is not ordered yet."""
     is_joining = bool(pending) and kind_of(pending[0]) == JOIN
     return is_joining and any(carried_from(entry) is not None for entry in pending)
+
+
+def handed_over(pending: Sequence[Pending], incarnation: int) -> Iterator[Pending]:
+    """Yield the messages of this incarnation's table as the next one carries them over.
+
+    Behind a JOIN that is not ordered, none was sent under this incarnation. So one that has come from an earlier one
+    may only be ordered under the id that it had there.
+    """
+    is_unsent = begins_returning(pending)
+    for entry in pending:
+        if not is_control(entry):
+            is_from_before = is_unsent and carried_from(entry) is not None
+            yield entry if is_from_before else carried_over(entry, incarnation)
 
 
 def newest_answer(pending: Iterable[Pending]) -> int:

@@ -11,7 +11,7 @@ An incarnation begins with the process, or continues the outbox's. Each message 
   record that decides this, so the sender knows which messages were ordered. The outbox changes over in one step, before
   anything is sent.
 * *Messages of a stranded incarnation may still be ordered, if the group is opened again.* So each message handed over
-  keeps a note of its old id (`forward_table.carried_over`), in the outbox, too. None is sent before the new
+  keeps a note of its old id (`rejoin.handed_over`), in the outbox, too. None is sent before the new
   incarnation's JOIN is ordered, and messages that DATA has of the old incarnation before that JOIN are removed. A crash
   in between changes nothing: the next start reads DATA from where the new incarnation began, and removes the same.
 * *An incarnation that the group has forgotten* is over, but the log's state has lost how far it was ordered
@@ -56,13 +56,12 @@ from ordering.participant.forward_table import (
     ForwardTable,
     Pending,
     carried_from,
-    carried_over,
     is_control,
     kind_of,
     sent_headers,
     was_ordered,
 )
-from ordering.participant.rejoin import begins_returning, begins_stranded, next_entries
+from ordering.participant.rejoin import begins_returning, begins_stranded, handed_over, next_entries
 from ordering.sequencer.state import SequencerState
 
 History = Callable[[int], Iterator[Data]]
@@ -159,7 +158,9 @@ class Incarnations:
             if ordered.incarnation == self.outbox.incarnation:
                 self._compare(self.outbox, ordered.local_seqno, history)
             carried = self._unsent_in(self.outbox, state, numbers, history)
-            joins = bool(carried) and state.membership.settings.closed
+            was = {note[0] for note in (carried_from(entry.pending) for entry in carried or ()) if note is not None}
+            # Behind a JOIN, what an incarnation before the outbox's has still ordered is taken out.
+            joins = bool(was) and (state.membership.settings.closed or was != {self.outbox.incarnation})
             if carried is None and not self._has_lost_its_end(self.outbox, ordered):
                 return self._continued(self.outbox, ordered, state.seqno)
         # Higher than every earlier start that Kafka remembers or DATA has.
@@ -331,14 +332,15 @@ class Incarnations:
                 return []
             last = self._last_ordered(outbox, history)
             self._compare(outbox, last, history)
-            unsent = [entry for entry in pending if entry.local_seqno > last and not is_control(entry)]
+            pending = [entry for entry in pending if entry.local_seqno > last]
+            unsent = [HandedOver(entry, None) for entry in handed_over(pending, outbox.incarnation)]
             if unsent and numbers.latest() > max(outbox.incarnation, outbox.claimed):
                 raise Superseded(
                     f"the group has forgotten {self.address}. The outbox {outbox.path} still has "
                     f"{counted(len(unsent), 'message')}, which a later start may have sent: was the file copied or "
                     "restored? Delete it to give them up."
                 )
-            return [HandedOver(carried_over(entry, outbox.incarnation), None) for entry in unsent]
+            return unsent
         if ordered.incarnation == outbox.incarnation:
             pending = [entry for entry in pending if entry.local_seqno > ordered.local_seqno]
         identity = MemberIncarnation(address, outbox.incarnation)
@@ -347,9 +349,7 @@ class Incarnations:
         # The group takes no record of an incarnation whose number is from a clock that was ahead.
         is_future = ordered.incarnation < outbox.incarnation and numbers.is_of_a_wrong_clock(outbox.incarnation)
         if is_lost or is_future or is_stranded or state.is_over(address, outbox.incarnation):
-            return [
-                HandedOver(carried_over(entry, outbox.incarnation), None) for entry in pending if not is_control(entry)
-            ]
+            return [HandedOver(entry, None) for entry in handed_over(pending, outbox.incarnation)]
         return None
 
     def _was_lost(self, outbox: Outbox, ordered: ReceivedRow, state: SequencerState) -> bool:

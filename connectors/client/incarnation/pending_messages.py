@@ -35,7 +35,8 @@ from ordering.base.errors import AbcastError, EnvironmentProblem, HistoryChanged
 from ordering.base.records import MESSAGE, Headers
 from ordering.membership.forgetting import is_told
 from ordering.membership.membership import MemberIncarnation
-from ordering.participant.forward_table import Pending, carried_from, carried_over, is_control, was_ordered
+from ordering.participant.forward_table import Pending, carried_from, is_control, was_ordered
+from ordering.participant.rejoin import handed_over
 from ordering.sequencer.state import SequencerState
 
 _logger = logging.getLogger(__name__)
@@ -256,11 +257,9 @@ class PendingMessages:
 
         The receipts of all other entries stay here. Receipts that have failed before are gone.
         """
-        carried: list[HandedOver] = []
-        for entry in itertools.starmap(HandedOver, self.entries()):
-            if carries and not is_control(entry.pending):
-                carried.append(entry._replace(pending=carried_over(entry.pending, self.incarnation)))
-                self._receipts.pop(entry.pending.local_seqno, None)
+        entries = list(self.table.pending()) if carries else []
+        receipts = [self._receipts.pop(entry.local_seqno, None) for entry in entries if not is_control(entry)]
+        carried = list(map(HandedOver, handed_over(entries, self.incarnation), receipts))
         return Unsent(carried, max(self.last_seqno or 0, self._seen))
 
     def fail(self, error: AbcastError) -> None:

@@ -15,6 +15,7 @@ from connectors import Member
 from connectors.client.incarnation.incarnations import Beginning, HandedOver, History, Incarnations, Unsent
 from connectors.client.incarnation.pending_messages import PendingMessages
 from connectors.client.memory.incarnation_numbers import IncarnationNumbers
+from connectors.client.memory.outbox import Outbox
 from connectors.client.values.receipt import Receipt
 from connectors.client.values.sending_limits import SendingLimits
 from connectors.kafka.codec.codec import forward_headers
@@ -31,7 +32,14 @@ from ordering.base.names import Address
 from ordering.base.records import EPOCH, HEARTBEAT, INCARNATIONS_A_MS, JOIN, LEAVE, MESSAGE, Data, Forward, Source
 from ordering.membership.forgetting import SenderRow
 from ordering.membership.membership import MAX_LEFT, MemberIncarnation, Membership, ReceivedRow
-from ordering.participant.forward_table import ForwardTable, Pending, carried_over, control_headers, kind_of
+from ordering.participant.forward_table import (
+    ForwardTable,
+    Pending,
+    carried_from,
+    carried_over,
+    control_headers,
+    kind_of,
+)
 from ordering.participant.participant_table import ParticipantPhase
 from ordering.sequencer.state import SequencerState
 from tests.client.conftest import ALSO_ON_A_BROKER
@@ -447,6 +455,34 @@ def test_what_a_life_has_left_was_ordered_and_forgotten(state: SequencerState) -
     ordered = left.carried[0].receipt
     assert ordered is not None
     assert ordered.result(0) == 7
+
+
+class Mended(Claims):
+    """The same with a clock that is right again: incarnation 300 was of a day to come."""
+
+    def is_of_a_wrong_clock(self, incarnation: int) -> bool:
+        return incarnation == 300
+
+    def claim(self, above: int, note: Callable[[int], object]) -> int:
+        assert above < 200
+        note(200)
+        return 200
+
+
+def test_what_two_lives_have_left_may_be_ordered_under_the_id_of_the_first(tmp_path: Path) -> None:
+    """The second one has sent nothing but its JOIN, which no group takes."""
+    outbox = Outbox(tmp_path / "o", "g", ALICE)
+    carried = [entry.pending for entry in left_by_100(Incarnations(Address.parse(ALICE), SendingLimits())).carried]
+    outbox.begin(300, [Pending(1, b"", control_headers(JOIN)), *carried, Pending(4, b"3", ())])
+    incarnations = Incarnations(Address.parse(ALICE), SendingLimits(), outbox)
+    begun = incarnations.begin(Mended(), NOTHING_ORDERED, None, lambda _: iter(()))
+    assert [carried_from(entry) for entry in begun.table.pending()] == [None, (100, 1), (100, 2), (300, 4)]
+    pending_messages = PendingMessages(MemoryConnection(), "g", incarnations, begun, 1)
+    late = Effective(7, 0, MESSAGE, ALICE.encode(), 100, 1, 1, 0, 0, (), b"1", 0)
+    assert pending_messages.take_out([late]) == 1
+    left = pending_messages.hand_over(carries=True).carried
+    assert [carried_from(entry.pending) for entry in left] == [(100, 2), (300, 4)]
+    outbox.close()
 
 
 def test_what_a_life_has_left_is_not_sent_if_nothing_tells_of_it() -> None:
