@@ -39,7 +39,7 @@ class Carried(NamedTuple):
 
 
 class LinkStalled(AbcastError):
-    """The neighbour has not ordered the records of a session: another session begins."""
+    """The neighbour has not ordered the records of a group's session: another one begins."""
 
     retriable = True
 
@@ -59,19 +59,18 @@ class MeshData(SiteForward):
         self._carried: dict[str, Carried] = {}  # by DATA topic, at the last look that found all ordered
         self._considered: dict[str, int] = {}  # where the neighbour was in the copies at the last look, if it is behind
         self._clients = ExitStack()
-        self._has_compared = False
-        """Whether this attempt has compared any group. The first look at one only notes the offset carried so far."""
-        self._patience_s = LOOK_EVERY_S
-        self._began_at = self._looked_at = 0.0
+        self._stalled: dict[str, AbcastError] = {}  # by group, until the look is over: they begin anew together
+        self._patience_s: dict[str, float] = {}  # by DATA topic, if it is not LOOK_EVERY_S; outlives the attempt
+        self._began_at: dict[str, float] = {}  # by DATA topic
+        self._looked_at = 0.0
 
     def begin(self, copied: Callable[[], Mapping[TopicPartition, int]]) -> None:
         """Open the relay's `Presence`."""
         self._presence, self._copied = Presence(self.source, self.target, self.direction), copied
-        self._sessions, self._unseen, self._carried, self._considered = {}, [], {}, {}
+        self._sessions, self._unseen, self._carried, self._considered, self._stalled = {}, [], {}, {}, {}
         self._consumer = self._clients.enter_context(closing(self.target.consumer()))
         self._metadata = self._clients.enter_context(closing(self.target.metadata_client()))
-        self._began_at = self._looked_at = time.monotonic()
-        self._has_compared = False
+        self._looked_at = time.monotonic()
 
     def positions(self, topics: Collection[Topic]) -> dict[TopicPartition, int]:
         """Begin a session in each group; return the offset of DATA where it begins, by the neighbour's own rows.
@@ -85,6 +84,7 @@ class MeshData(SiteForward):
             str(topic): self._presence.begin(topic.group, beginning, self._is_carried)
             for topic, beginning in starts.items()
         }
+        self._began_at |= dict.fromkeys(map(str, starts), time.monotonic())
         return {TopicPartition(str(topic), 0): beginning.offset for topic, beginning in starts.items()}
 
     def try_again(self, group: str) -> None:
@@ -106,7 +106,7 @@ class MeshData(SiteForward):
     def check(self) -> None:
         """Write signs of the relay, and check that the neighbour orders what it carries.
 
-        Raises BrokerUnreachable, LinkStalled; UnservableGroups with the groups whose DATA can't be read.
+        Raises BrokerUnreachable; UnservableGroups with the groups whose DATA can't be read, or which are stalled.
         """
         if self._presence is None:
             return
@@ -116,25 +116,27 @@ class MeshData(SiteForward):
             self._looked_at, self._unseen = now, list(self._sessions)
         if self._unseen:
             errors |= self._look_until(now + LOOK_FOR_S)
+        if not self._unseen:
+            errors, self._stalled = {**self._stalled, **errors}, {}
         if errors:
             raise UnservableGroups(errors)
 
     def _look_until(self, then: float) -> dict[str, AbcastError]:
-        """Look at one group after the other; return the error of each whose DATA can't be read. Raises LinkStalled."""
+        """Look at one group after the other; return the error of each whose DATA can't be read."""
         errors: dict[str, AbcastError] = {}
         copied = self._copied()
         while self._unseen and time.monotonic() < then:
             name = self._unseen.pop()
             try:
                 self._look(name, copied.get(TopicPartition(name, 0)))
-            except (LinkStalled, *JOB_ERRORS):
+            except JOB_ERRORS:
                 raise
+            except LinkStalled as error:
+                self._stalled[Topic.of(name).group] = error
             except BrokerUnreachable:
                 continue  # this group is looked at again
             except AbcastError as error:
                 errors[Topic.of(name).group] = error
-        if self._has_compared and not self._unseen and not self._considered:
-            self._patience_s = LOOK_EVERY_S
         return errors
 
     def _look(self, name: str, copied: int | None) -> None:
@@ -143,28 +145,32 @@ class MeshData(SiteForward):
         A neighbour that is behind is let alone while it considers further records of the copies. If it has considered
         all that were there at that look, it has lost rows, or follows the session of another relay that has ended:
         another session begins. If it considers nothing, nobody knows: another session begins after a time that
-        doubles, so that a neighbour that is away for long gets its backlog about twice in all. `copied`: the offset
-        behind the last record carried by now.
+        doubles, so that a neighbour that is away for long gets its backlog about twice in all. The first look at a
+        session only notes the offset carried so far. `copied`: the offset behind the last record carried by now.
+
+        Raises LinkStalled, BrokerUnreachable, and what reading DATA raises.
         """
         topic, carried = Topic.of(name), self._carried.get(name)
         place = TopicPartition(str(self.filled(topic)), 0)
         with self.target.reachable():
             end = int(self._consumer.end_offsets([place])[place])
-        self._has_compared |= carried is not None
         if carried is None or not self._is_behind(topic, carried.offset):
+            if carried is not None:
+                self._patience_s.pop(name, None)
             self._considered.pop(name, None)
             if copied is not None:
                 self._carried[name] = Carried(copied, end)
             return
         self._carried[name] = carried._replace(end=min(carried.end, end))  # less if the copies were cut
         considered, before = self._considered_by_now(place), self._considered.get(name, _UNKNOWN)
+        patience_s = self._patience_s.get(name, LOOK_EVERY_S)
         self._considered[name] = considered
         if considered >= carried.end:
             is_stalled = before >= carried.end  # what it has just considered may still be on its way to DATA
         else:
-            is_stalled = considered <= before and time.monotonic() - self._began_at >= self._patience_s
+            is_stalled = considered <= before and time.monotonic() - self._began_at[name] >= patience_s
         if is_stalled:
-            self._patience_s *= 2
+            self._patience_s[name] = 2 * patience_s
             raise LinkStalled(
                 f"group {topic.group}: {self.direction.target} has not ordered the records copied there. "
                 "Does its sequencer run?"
@@ -191,7 +197,8 @@ class MeshData(SiteForward):
         return self.sites.carries(self.direction, origin)
 
     def drop(self, group: str) -> None:
-        """End the heartbeats of a group."""
+        """End the session of a group, and its heartbeats."""
+        self._stalled.pop(group, None)
         self._unseen = [name for name in self._unseen if Topic.of(name).group != group]
         for topic in [name for name in self._sessions if Topic.of(name).group == group]:
             self._sessions.pop(topic)

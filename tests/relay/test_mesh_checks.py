@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -169,22 +169,50 @@ def test_a_heartbeat_that_one_group_prevents_is_written_for_the_others(
     assert one.beats("c") == beats + 1
 
 
-def test_records_that_are_not_ordered_end_the_attempt(link: Callable[..., Link]) -> None:
-    one = link("a", "b")
-    one.copied[TopicPartition("abcast.a.data.far", 0)] = 2
-    one.now += LOOK_EVERY_S
-    one.relay.check()
-    one.now += LOOK_EVERY_S
-    with pytest.raises(LinkStalled, match="group a: here has not ordered the records"):
+def stalled(one: Link) -> set[str]:
+    """Return the groups whose sessions a check ends."""
+    errors: Mapping[str, AbcastError] = {}
+    try:
         one.relay.check()
+    except UnservableGroups as unservable:
+        errors = unservable.errors
+    assert all(isinstance(error, LinkStalled) for error in errors.values())
+    return set(errors)
+
+
+def test_records_that_are_not_ordered_end_the_session_of_their_group(link: Callable[..., Link]) -> None:
+    """The patience with another group does not grow by that."""
+    one = link("a", "b")
+    for group in "ab":
+        topic = Topic(group, "data", "far")
+        one.copied[TopicPartition(str(topic), 0)] = 2
+        one.now += LOOK_EVERY_S
+        one.relay.check()
+        one.now += LOOK_EVERY_S
+        with pytest.raises(UnservableGroups, match=f"group {group}: here has not ordered the records") as raised:
+            one.relay.check()
+        assert raised.value.errors.keys() == {group}
+        assert isinstance(raised.value.errors[group], LinkStalled)
+        one.copied[TopicPartition(str(topic), 0)] = 1
+        one.relay.drop(group)
+        one.relay.positions([topic])
+
+
+def test_groups_that_stall_together_begin_anew_together(link: Callable[..., Link]) -> None:
+    """A query on Spark begins anew with each."""
+    groups = [f"g{number}" for number in range(30)]
+    one = link(*groups)
+    one.copied = dict.fromkeys(one.copied, 2)
+    told: list[set[str]] = []
+    while not told:
+        for _ in groups:
+            told += filter(None, [stalled(one)])
+        one.now += LOOK_EVERY_S
+    assert told == [set(groups)]
 
 
 def stalls(one: Link) -> bool:
-    try:
-        one.relay.check()
-    except LinkStalled:
-        return True
-    return False
+    return bool(stalled(one))
 
 
 def test_the_patience_with_a_neighbour_that_is_away_doubles(link: Callable[..., Link]) -> None:
@@ -232,7 +260,7 @@ def test_a_neighbour_that_works_off_its_copies_gets_them_once(link: Callable[...
     end = behind.end
     one.relay._carried["abcast.a.data.far"] = Carried(2, end)
     assert not any(behind.stalls_at(considered) for considered in range(end - 50, end))
-    assert one.relay._patience_s == LOOK_EVERY_S
+    assert not one.relay._patience_s
     assert not behind.stalls_at(end), "its decisions may be on their way"
     assert behind.stalls_at(end)
 
