@@ -54,7 +54,7 @@ class Driver:
             callbacks: makes the application's calls.
             answer: called with the flush's id, without the lock, when block() has returned.
             begin_anew: called when the next incarnation has to take over.
-            begin_heartbeats: called once, when the group has to know that this incarnation is alive.
+            begin_heartbeats: called when the group has to know that this incarnation is alive; again after Ctrl-C.
         """
         self._lifecycle = lifecycle
         self._pending_messages = pending_messages
@@ -86,8 +86,8 @@ class Driver:
                 lifecycle.become(before)
             raise
         if not self._is_beating and lifecycle.participant.is_heard:
-            self._is_beating = True
             self._begin_heartbeats()
+            self._is_beating = True  # behind it: after Ctrl-C in between, the next step begins them again
         lifecycle.changed.notify_all()
         if lifecycle.participant.is_stranded(self._pending_messages.table.pending()):
             self.step(Asked(Cause.STRANDED))

@@ -49,6 +49,27 @@ def is_heard_on(kafka: MemoryConnection, *names: str) -> None:
     eventually(lambda: all(heard(kafka, name) >= n + 5 for name, n in zip(names, before, strict=True)), timeout=5)
 
 
+@pytest.mark.parametrize(("of", "name"), [(Heartbeats, "add"), (threading.Thread, "start")], ids=["before", "within"])
+def test_they_begin_after_ctrl_c(
+    kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch, of: type[Any], name: str
+) -> None:
+    really, raised = getattr(of, name), list[bool]()
+
+    def interrupted(self: Any, *arguments: Any) -> None:
+        is_theirs = isinstance(self, Heartbeats) or self.name == "abcast-heartbeats"
+        if is_theirs and not raised:
+            raised.append(True)
+            raise KeyboardInterrupt
+        really(self, *arguments)
+
+    monkeypatch.setattr(of, name, interrupted)
+    with Member("g", "nyc/a", connection=kafka) as a:
+        with pytest.raises(KeyboardInterrupt):
+            a.connect(timeout=WAIT)
+        a.connect(timeout=WAIT)
+        is_heard_on(kafka, "nyc/a")
+
+
 def queued(producer: MemoryProducer, full: set[int], _: threading.Event) -> MemoryFuture | None:
     """Never complete a record behind a large one, as with a quota or a slow link."""
     return MemoryFuture(FORWARD) if id(producer) in full else None
