@@ -2,12 +2,13 @@
 
 There are two ways, with the same result: row by row (`connectors.takeover.rows`) for a few records, and by columns
 (`ordering.sequencer.columns`) for many. By columns, the codec decodes one record of each sender, kind and headers of
-the application. The others differ only in the local seqno, which is read from the text, and a pack in its value.
-Irregular records (control records, bad input, relayed records) are decoded by the codec, row by row, and so is a pack
-that is to be cut.
+the application. The others differ only in numbers, which are read from the text: the local seqno, and LINK where a
+link of a mesh has brought the record. A pack differs in its value, too. Irregular records (control records, bad input,
+what relays of a hub bring) are decoded by the codec, row by row, and so is a pack that is to be cut.
 
 The header of a plain message is the beginning of its DATA's: `2 message INCARNATION LOCAL_SEQNO`. That of a pack is,
-without its last local seqno: `2 messages INCARNATION FIRST-LAST`.
+without its last local seqno: `2 messages INCARNATION FIRST-LAST`. That of a linked message is followed by ` - LINK`,
+and LINK is the end of its DATA's.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from typing import NamedTuple
 import numpy as np
 from kafka.structs import TopicPartition
 
-from connectors.kafka.codec.codec import FORWARD_FIELDS, decode_local_seqnos
-from connectors.kafka.codec.headers import HEADER, VERSION, highest_incarnation
+from connectors.kafka.codec.codec import FORWARD_FIELDS, decode_local_seqnos, linked_fields
+from connectors.kafka.codec.headers import HEADER, NOTHING, VERSION, highest_incarnation
 from connectors.kafka.transport import Record as Read
 from connectors.takeover.rows import Output, OutputTopics, Rows, by_rows, decoded
 from ordering.base.kinds import COLUMN_KINDS, MESSAGE_KINDS
@@ -39,7 +40,7 @@ from ordering.base.records import (
     Source,
 )
 from ordering.sequencer.columns import Decisions, ForwardColumns, step_columns
-from ordering.sequencer.links import LinkColumns
+from ordering.sequencer.links import LinkColumns, neighbour_of
 from ordering.sequencer.packing import runs
 from ordering.sequencer.sequencer import data_of
 from ordering.sequencer.state import SequencerState
@@ -50,6 +51,7 @@ _NO_LINK = (-1, 0, 0, 0)
 _ZERO = ord("0")
 _DIGITS = len(str(MAX_NUMBER))
 _PACK = MESSAGES.encode("ascii")
+_BEFORE_LINK = f" {NOTHING} ".encode("ascii")
 
 Polled = Mapping[TopicPartition, Sequence[Read]]
 """Records of a consumer's poll, by partition."""
@@ -103,17 +105,29 @@ class _Columns:
         self._local_seqno: list[int] = []
         self._count: dict[int, int] = {}
         """The number of messages, of the rows that are packs."""
+        self._links: dict[int, list[int]] = {}
+        """The numbers of LINK, of the plain rows that a link has brought."""
         for place, records in rows:
             self._read(place, records)
 
     def _read(self, place: TopicPartition, records: Sequence[Read]) -> None:
-        """Read one partition. `known`: the answer of `_judge` for each beginning of a header."""
+        """Read one partition."""
+        highest = _highest_incarnation_of_all(records)
+        if not highest:
+            for raw in records:
+                self._read_irregular(place, raw)
+        elif neighbour_of(place.topic):
+            self._read_relayed(place, records)
+        else:
+            self._read_own(place, records, highest)
+
+    def _read_own(self, place: TopicPartition, records: Sequence[Read], highest: int) -> None:
+        """Read a partition that senders fill. `known`: the answer of `_judge` for each beginning of a header."""
         known: dict[tuple[bytes | None, bytes, Headers], tuple[int, int]] = {}
         add_index, add_local_seqno = self._indices.append, self._local_seqno.append
-        highest = _highest_incarnation_of_all(records)
         for raw in records:
             headers = raw.headers
-            if headers and headers[0][0] == HEADER and highest:
+            if headers and headers[0][0] == HEADER:
                 head, _, number = (headers[0][1] or b"").rpartition(b" ")
                 application = tuple(headers[1:]) if len(headers) > 1 else ()
                 try:
@@ -133,15 +147,45 @@ class _Columns:
                     add_index(index)
                     add_local_seqno(local_seqno)
                     continue
-            record = self.irregular[len(self._indices)] = decoded(Source(place.topic, place.partition, raw.offset), raw)
-            if isinstance(record, Malformed):
-                add_index(self._index_of("", 0, ""))
-                add_local_seqno(0)
-            else:
-                add_index(self._index_of(record.sender, record.incarnation, record.kind))
-                add_local_seqno(record.local_seqno)
-                if record.kind == MESSAGES:
-                    self._count[len(self._indices) - 1] = record.count
+            self._read_irregular(place, raw)
+
+    def _read_relayed(self, place: TopicPartition, records: Sequence[Read]) -> None:
+        """Read a partition that a relay fills. Its records are irregular in a hub, and between sites that agree.
+
+        `known`: the answer of `_judge_linked`, as above.
+        """
+        known: dict[tuple[bytes | None, bytes, Headers], int | None] = {}
+        add_index, add_local_seqno = self._indices.append, self._local_seqno.append
+        for raw in records:
+            headers = raw.headers
+            if fields := linked_fields(headers):
+                head, *numbers = fields
+                application = tuple(headers[1:]) if len(headers) > 1 else ()
+                try:
+                    index = known[raw.key, head, application]
+                except KeyError:
+                    index = known[raw.key, head, application] = self._judge_linked(place, raw)
+                if index is not None:
+                    row = len(self._indices)
+                    if application:
+                        self._application[row] = application
+                    local_seqno, *self._links[row] = map(int, numbers)
+                    add_index(index)
+                    add_local_seqno(local_seqno)
+                    continue
+            self._read_irregular(place, raw)
+
+    def _read_irregular(self, place: TopicPartition, raw: Read) -> None:
+        row = len(self._indices)
+        record = self.irregular[row] = decoded(Source(place.topic, place.partition, raw.offset), raw)
+        if isinstance(record, Malformed):
+            self._indices.append(self._index_of("", 0, ""))
+            self._local_seqno.append(0)
+            return
+        self._indices.append(self._index_of(record.sender, record.incarnation, record.kind))
+        self._local_seqno.append(record.local_seqno)
+        if record.kind == MESSAGES:
+            self._count[row] = record.count
 
     def _judge(self, place: TopicPartition, raw: Read, head: bytes, highest: int) -> tuple[int, int]:
         """Return the index of the record's sender and kind, and the most messages that a record with this beginning may
@@ -149,7 +193,7 @@ class _Columns:
         """
         irregular = 0, 0
         record = decoded(Source(place.topic, place.partition, raw.offset), raw)
-        if isinstance(record, Malformed) or record.kind not in COLUMN_KINDS or record.link is not None:
+        if isinstance(record, Malformed) or record.kind not in COLUMN_KINDS:
             return irregular
         if head.count(b" ") != len(FORWARD_FIELDS) - 2 or record.incarnation > highest:
             return irregular
@@ -157,6 +201,13 @@ class _Columns:
             return irregular
         most = most_messages(record.headers) if record.kind == MESSAGES else 1
         return self._index_of(record.sender, record.incarnation, record.kind), most
+
+    def _judge_linked(self, place: TopicPartition, raw: Read) -> int | None:
+        """Return the index of the record's sender and kind; None if one with this beginning may be irregular."""
+        record = decoded(Source(place.topic, place.partition, raw.offset), raw)
+        if isinstance(record, Malformed) or record.kind not in COLUMN_KINDS or record.link is None:
+            return None
+        return self._index_of(record.sender, record.incarnation, record.kind)
 
     def _index_of(self, sender: str, incarnation: int, kind: str) -> int:
         code = self._senders.setdefault(sender, len(self._senders))
@@ -166,7 +217,7 @@ class _Columns:
         """Return the columns on which the core decides."""
         size, raws = self._size, [raw for _, records in self._rows for raw in records]
         well_formed = np.ones(size, np.bool_)
-        links: dict[int, tuple[int, ...]] = {}
+        links: dict[int, Sequence[int]] = dict(self._links)
         controls: dict[int, tuple[str, bytes]] = {}
         for row, record in self.irregular.items():
             if isinstance(record, Malformed):
@@ -233,7 +284,7 @@ class _Columns:
         """Yield the outputs, in the order of the rows. `state`: before the batch. `packs`: by their last rows."""
         reasons = {row: reason for reason, mask in decisions.dead.items() for row in np.flatnonzero(mask).tolist()}
         irregular, application, data, row = self.irregular, self._application, topics.data, -1
-        counts = self._count
+        counts, links = self._count, self._links
         cut = {row for row, taken in decisions.taken.items() if row not in irregular and taken < counts[row]}
         by_codec = cut.union(irregular)
         for place, records in self._rows:
@@ -242,12 +293,13 @@ class _Columns:
                 row += 1
                 seqno = seqnos[row]
                 if seqno and row not in by_codec:
-                    begin, count = raw.headers[0][1], counts.get(row)
+                    begin, count, end = raw.headers[0][1], counts.get(row), b""
                     if count:
-                        begin = begin.partition(b"-")[0]
-                    header = b"%b %d %b%d %d" % (begin, seqno, between, raw.offset, raw.timestamp)
-                    if count:
-                        header += b" - %d" % count
+                        begin, end = begin.partition(b"-")[0], b" - %d" % count
+                    elif row in links:
+                        begin, _, link = begin.partition(_BEFORE_LINK)
+                        end = b" " + link
+                    header = b"%b %d %b%d %d%b" % (begin, seqno, between, raw.offset, raw.timestamp, end)
                     headers = [(HEADER, header), *application.get(row, ())]
                     yield data, (raw.key, raw.value, headers)  # type: ignore[misc]  # it has a value
                 elif row in packs:
@@ -291,10 +343,9 @@ def _pack_numbers(text: bytes, value: bytes, most: int) -> tuple[int, int]:
     return (0, 0) if first is None or count > most or fault(value, count) else (first, count)
 
 
-def _link_columns(links: Mapping[int, tuple[int, ...]], size: int) -> LinkColumns | None:
+def _link_columns(links: Mapping[int, Sequence[int]], size: int) -> LinkColumns | None:
     if not links:
         return None
     rows = np.full((size, len(_NO_LINK)), _NO_LINK, dtype=np.int64)
-    for row, link in links.items():
-        rows[row] = link
+    rows[list(links)] = list(links.values())
     return LinkColumns(*rows.T)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
@@ -17,9 +17,25 @@ from connectors.engine.batch import by_columns
 from connectors.kafka.codec.codec import decode_data, forward_headers, pack_headers
 from connectors.kafka.transport import Record
 from connectors.takeover.rows import OutputTopics, Rows, by_rows, decoded
+from ordering.base.names import is_address
 from ordering.base.packs import MAX_PACK_HEADERS_BYTES, encode_pack, unpacked
-from ordering.base.records import HEARTBEAT, JOIN, MESSAGE, MESSAGES, Data, Forward, Headers, Malformed, Source
+from ordering.base.records import (
+    HEARTBEAT,
+    JOIN,
+    LINK_START,
+    MAX_PAYLOAD_BYTES,
+    MESSAGE,
+    MESSAGES,
+    REMOTE_VIEW,
+    Data,
+    Forward,
+    Headers,
+    Link,
+    Malformed,
+    Source,
+)
 from ordering.membership.membership import MemberIncarnation, Membership, ReceivedRow
+from ordering.sequencer.links import LinkRow, LinkStart
 from ordering.sequencer.state import SequencerState
 from tests import forward_corpus as corpus
 
@@ -61,6 +77,8 @@ def test_the_corpus() -> None:
     ]
     both(OPENED, in_log(raws))
     both(OPENED, in_log(raws[len(raws) // 2 :]))
+    # A bad payload makes all records of its partition irregular.
+    both(OPENED, in_log([raw for raw in raws if raw.value is not None and len(raw.value) <= MAX_PAYLOAD_BYTES]))
 
 
 def random_record(rng: random.Random, offset: int, next_local: dict[tuple[bytes, int], int]) -> Raw:
@@ -135,6 +153,146 @@ def test_packs(sent: list[tuple[int, int, bool]]) -> None:
     assert [without_place(each) for each in found] == [without_place(each) for each in single]
     for before, after in itertools.pairwise(several):
         assert not _belong(before, after)
+
+
+LINKED = replace(OPENED, links={"lax": LinkRow(0, 1, 0), "sfo": LinkRow(0, 1, 0)})
+GOOD = b"%(head)b %(local)d - %(link)b"
+WRONG = (
+    b"%(head)b 0%(local)d - %(link)b",
+    b"%(head)b +%(local)d - %(link)b",
+    b"%(head)b %(local)d000000000000000000 - %(link)b",
+    b"%(head)b 0 - %(link)b",
+    b"%(head)b %(local)d-%(local)d9 - %(link)b",
+    b"%(head)b %(local)d %(link)b",
+    b"%(head)b %(local)d sfo/t-0:1 %(link)b",
+    b"%(head)b  %(local)d - %(link)b",
+    b"%(head)b %(local)d - 0%(link)b",
+    b"%(head)b %(local)d - -%(link)b",
+    b"%(head)b %(local)d - %(link)b.",
+    b"%(head)b %(local)d - %(link)b.7",
+    b"%(head)b %(local)d - %(link)b000000000000000000",
+    b"%(head)b %(local)d - %(link)b\n",
+    b"%(head)b %(local)d - %(link)b ",
+    b"%(head)b %(local)d - %(link)b 1 more",
+    b"%(head)b %(local)d - -",
+    b"%(head)b %(local)d -",
+    b"%(head)b %(local)d",
+)
+ABROAD = (
+    *["lax/a", "sfo/a", "far/a", "far/b"] * 10,
+    *["nyc/a", "sfo/a/b", "sfo/", "sfo", "", "lax/abcast.relay", "lax/abcast.tick"],
+)
+OF_APPLICATION: tuple[list[tuple[str, Any]], ...] = (
+    *([],) * 80,
+    [("trace", b"7")],
+    [("trace", b"8"), ("trace", b"")],
+    [("null", None)],
+    [("abcast-depends", b"2 1")],
+    [("\N{REPLACEMENT CHARACTER}", b"7")],
+    [("abcast-other", b"7")],
+    [("abcast", b"2 message 1 1")],
+    [("large", bytes(70_000))],
+)
+
+
+class Relay:
+    """The relay of a neighbour, and records that it may write next, some of them wrong: then a good one may follow."""
+
+    def __init__(self, rng: random.Random, neighbour: str) -> None:
+        self._rng, self._neighbour = rng, neighbour
+        self._key, self._topic = f"{neighbour}/abcast.relay", f"abcast.orders.relayed-{neighbour}.nyc"
+        self._offset, self._session, self._epoch, self._seqno = -1, 0, 1, 0
+
+    def record(self, controls: float) -> Raw:
+        rng = self._rng
+        self._offset += rng.choice((1,) * 300 + (2,))
+        if rng.random() < controls:
+            return self._start() if rng.random() < 0.5 else self._view()
+        epoch, seqno = self._epoch, self._seqno + 1
+        if rng.random() < 0.03:
+            epoch, seqno = epoch + 1, 0
+        elif rng.random() < 0.05:
+            seqno = max(1, seqno + rng.choice((-2, -1, 1)))
+        if not seqno or rng.random() < 0.3:
+            raw = self._linked(self._key, b"2 skip %d" % rng.choice((1, 1, 1, 7)), epoch, seqno, 0)
+        else:
+            kind = rng.choices((b"message", b"skip", b"messages", b"heartbeat", b"rubbish"), (100, 1, 1, 1, 1))[0]
+            version, incarnation = rng.choice((2,) * 50 + (1,)), rng.choice((1,) * 40 + (2, 10**17, 10**18, 0))
+            head, sender = b"%d %b %d" % (version, kind, incarnation), rng.choice(ABROAD)
+            raw = self._linked(sender, head, epoch, seqno, max(0, seqno - rng.choice((0, 0, 0, 3))))
+        read = decoded(Source(raw.topic, 0, raw.offset), raw)
+        if isinstance(read, Forward) and is_address(read.sender) and seqno in (0, self._seqno + 1):
+            self._epoch, self._seqno = epoch, seqno or self._seqno
+        return raw
+
+    def _linked(self, sender: str, head: bytes, epoch: int, seqno: int, origin_seqno: int) -> Raw:
+        rng, local = self._rng, 1 + self._offset
+        link = b"%d.%d.%d.%d" % (self._session, epoch, seqno, origin_seqno)
+        text = GOOD if rng.random() < 0.9 else rng.choice(WRONG)
+        headers: list[tuple[str, Any]] = [
+            ("abcast", text % {b"head": head, b"local": local, b"link": link}),
+            *rng.choice(OF_APPLICATION),
+        ]
+        if rng.random() < 0.01:
+            headers = rng.choice((headers[:0], headers[::-1], [("abcast", None)], [("abcast-unread", b"")]))
+        key = None if rng.random() < 0.01 else sender.encode()
+        return self._raw(key, None if rng.random() < 0.002 else b"x%d" % local, headers)
+
+    def _view(self) -> Raw:
+        self._seqno += 1
+        link = Link(self._session, self._epoch, self._seqno, 0)
+        view = b'{"members":[["%b/a",1]]}' % self._neighbour.encode()
+        return self._raw(self._key.encode(), view, forward_headers(1, self._seqno, (), REMOTE_VIEW, link))
+
+    def _start(self) -> Raw:
+        """Return the start of another session."""
+        self._session, start = self._offset, LinkStart(self._epoch, self._seqno, {})
+        return self._raw(self._key.encode(), start.to_json(), forward_headers(1, 1, (), LINK_START))
+
+    def _raw(self, key: bytes | None, value: bytes | None, headers: list[Any]) -> Raw:
+        timestamp = corpus.TIMESTAMP_MS + self._offset if self._rng.random() < 0.99 else 1
+        return Raw(self._offset, key, value, headers, timestamp, self._topic)
+
+
+@pytest.mark.slow
+@given(st.integers(0, 2**32), st.sampled_from((0.0, 0.0, 0.05)))
+def test_what_links_bring(seed: int, controls: float) -> None:
+    """Good and bad records of two neighbours' relays among the site's own ones, batch after batch."""
+    rng = random.Random(seed)
+    members = (MemberIncarnation("nyc/0", 1),) if rng.random() < 0.5 else ()
+    state = replace(LINKED, membership=Membership(members=members), format=3)
+    relays, next_local, offset = [Relay(rng, site) for site in ("lax", "sfo")], dict[tuple[bytes, int], int](), 0
+    for _ in range(3):
+        count = rng.randrange(1, 20)
+        own = [random_record(rng, at, next_local) for at in range(offset, offset + count)]
+        brought = [rng.choice(relays).record(controls) for _ in range(rng.randrange(1, 80))]
+        state = both(state, in_log([*own, *brought]))
+        offset += count
+
+
+def linked(text: bytes, local: int, seqno: int) -> Raw:
+    """Return a message that lax numbered so, as its relay writes it, or another text in its place."""
+    own = text % {b"head": b"2 message 5", b"local": local, b"link": b"0.1.%d.%d" % (seqno, seqno)}
+    return Raw(seqno - 1, b"lax/a", b"x", [("abcast", own)], topic="abcast.orders.relayed-lax.nyc")
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_one_behind_a_good_one_of_a_link(wrong: bytes) -> None:
+    """The next one is good, too. It is ordered only if the one before it was."""
+    both(LINKED, in_log([linked(GOOD, 1, 1), linked(wrong, 2, 2), linked(GOOD, 3, 3)]))
+
+
+def test_the_codec_decodes_one_record_of_a_sender_that_a_link_brings(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def asks(source: Source, raw: Record) -> Forward | Malformed:
+        asked.append(source.offset)
+        return decoded(source, raw)
+
+    monkeypatch.setattr(batch, "decoded", asks)
+    _, outputs = by_columns(LINKED, in_log([linked(GOOD, n, n) for n in range(1, 21)]), TOPICS)
+    assert asked == [0]
+    assert [decode_data(*record).link for _, record in outputs] == [Link(0, 1, n, n) for n in range(1, 21)]
 
 
 PACKED = replace(OPENED, format=3)

@@ -163,6 +163,11 @@ _MESSAGES = re.compile(
 _VERSION_TEXT = re.compile(rb"[0-9a-z.+-]{1,40}")
 _ADDRESS = re.compile(ADDRESS_PATTERN.encode("ascii"))
 _LINK = re.compile(LINK_PATTERN.encode("ascii"))
+_LINKED = re.compile(
+    rf"({VERSION} {_KIND_PATTERN} {FROM_1_PATTERN}) ({FROM_1_PATTERN}) {NOTHING} "
+    rf"({NUMBER_PATTERN})\.({NUMBER_PATTERN})\.({NUMBER_PATTERN})\.({NUMBER_PATTERN})".encode("ascii")
+)
+"""Matches the header of a record that a link of a mesh has brought, without fields of later versions."""
 _VERSION = VERSION.encode("ascii")
 _NOTHING = NOTHING.encode("ascii")
 _PACK = MESSAGES.encode("ascii")
@@ -242,6 +247,19 @@ def decode_forward(
     return Forward(
         address, incarnation, local_seqno, value, source, application, _FORWARD_KINDS[kind], timestamp_ms, link, count
     )
+
+
+def linked_fields(headers: Sequence[tuple[str, bytes]]) -> tuple[bytes, ...]:
+    """Return the header up to INCARNATION, LOCAL_SEQNO, and the four numbers of LINK; () for any other record.
+
+    `decode_forward` gives two records of one topic the same, except these five numbers and the payload, if they have
+    equal keys, first fields here and headers of the application. Its checks look at the numbers' form only, which
+    is right here. (The incarnation of a record without a link is limited by the time.)
+    """
+    if not headers or headers[0][0] != HEADER or not headers[0][1]:
+        return ()
+    found = _LINKED.fullmatch(headers[0][1])
+    return found.groups() if found is not None else ()
 
 
 def decode_local_seqnos(kind: bytes, text: bytes) -> tuple[int | None, int]:
