@@ -154,6 +154,10 @@ matter, so these readers see the same strays; a COUNT that is not a number of up
 _DATA = re.compile(DATA_PATTERN.encode("ascii"))
 _MESSAGE = re.compile(f"{data_pattern(MESSAGE, number='({})')}(?: (?:-|{LINK_PATTERN}))?".encode("ascii"))
 """Matches a message without fields of later versions, by far the most frequent record. The groups are its numbers."""
+_MESSAGE_AND_ORIGIN = re.compile(
+    rf"{data_pattern(MESSAGE, number='({})')}(?: (?:-|(?:{NUMBER_PATTERN}\.){{3}}({NUMBER_PATTERN})))?".encode("ascii")
+)
+"""Matches what `_MESSAGE` does. One more group is the last number of LINK."""
 COUNT_PATTERN = "[1-9][0-9]{0,5}"
 _COUNT = re.compile(COUNT_PATTERN.encode("ascii"))
 _MESSAGES = re.compile(
@@ -310,7 +314,12 @@ def message_numbers(key: bytes | None, headers: Sequence[tuple[str, bytes]]) -> 
 
     A fast form of `data_numbers` of `data_fields`.
     """
-    return _groups(_MESSAGE, key, headers)
+    return tuple(map(int, _groups(_MESSAGE, key, headers)))
+
+
+def message_texts(key: bytes | None, headers: Sequence[tuple[str, bytes]]) -> tuple[bytes | None, ...]:
+    """Return the text of each of the `message_numbers`, and of the last number of LINK, None without a LINK."""
+    return _groups(_MESSAGE_AND_ORIGIN, key, headers)
 
 
 def pack_numbers(key: bytes | None, headers: Sequence[tuple[str, bytes]]) -> tuple[int, ...]:
@@ -318,15 +327,15 @@ def pack_numbers(key: bytes | None, headers: Sequence[tuple[str, bytes]]) -> tup
 
     A fast form of `data_numbers` and `data_count` of `data_fields`.
     """
-    return _groups(_MESSAGES, key, headers)
+    return tuple(map(int, _groups(_MESSAGES, key, headers)))
 
 
-def _groups(pattern: re.Pattern[bytes], key: bytes | None, headers: Sequence[tuple[str, bytes]]) -> tuple[int, ...]:
+def _groups(pattern: re.Pattern[bytes], key: bytes | None, headers: Sequence[tuple[str, bytes]]) -> tuple[bytes, ...]:
     """Return the groups of the pattern if it matches the header of a sender's DATA; () otherwise."""
     if not headers or headers[0][0] != HEADER or not headers[0][1]:
         return ()
     found = pattern.fullmatch(headers[0][1])
-    return tuple(map(int, found.groups())) if found is not None and is_senders(key) else ()
+    return found.groups() if found is not None and is_senders(key) else ()
 
 
 @functools.lru_cache(maxsize=10_000)

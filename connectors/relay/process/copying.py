@@ -7,18 +7,27 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from connectors.kafka.codec.cast_codec import CAST_FIELDS
-from connectors.kafka.codec.codec import DATA_FIELDS, data_fields, decode_data, forward_headers
+from connectors.kafka.codec.codec import (
+    DATA_FIELDS,
+    DATA_NUMBERS,
+    data_fields,
+    decode_data,
+    forward_headers,
+    message_texts,
+)
 from connectors.kafka.codec.headers import HEADER, NOTHING, first_fields, is_own
 from connectors.kafka.transport import Record
 from connectors.relay.rules import MOST_LINE_BYTES, Copying, CopyWay, Linking, Rule, relayed
 from ordering.base.formats import follow
 from ordering.base.names import MAX_ADDRESS_LENGTH
-from ordering.base.records import ENTRY, EPOCH, MAX_PAYLOAD_BYTES, MESSAGE, STRAY, headers_bytes
+from ordering.base.records import ENTRY, EPOCH, MAX_PAYLOAD_BYTES, MESSAGE, STRAY, Data, Link, headers_bytes
 from ordering.sequencer import links
 
 Headers = list[tuple[str, bytes]]
 
 _KIND, _VIEW = DATA_FIELDS.index("KIND"), CAST_FIELDS.index("VIEW")
+_BLANKS = {name.encode("ascii"): 10**17 + place for place, name in enumerate((*DATA_NUMBERS, "ORIGIN_SEQNO"))}
+"""The numbers of the sample message of a link, by their names, in the order of `message_texts`."""
 _TOO_LARGE = ("cut", bytes(MAX_PAYLOAD_BYTES + 1))
 
 
@@ -36,20 +45,58 @@ Copier = Callable[[Record], Sequence[MadeRecord]]
 
 def copier(rule: Rule) -> Copier:
     """Return the function that makes the copies of a record: at most one, but for a mesh's DATA."""
-    return _linker(rule) if isinstance(rule, Linking) else _copier(rule)
+    return _Linker(rule) if isinstance(rule, Linking) else _copier(rule)
 
 
-def _linker(rule: Linking) -> Copier:
-    direction, suffix = rule.direction, f".data.{rule.direction.source}"
+class _Linker:
+    """The copier of a mesh's link.
 
-    def copies(record: Record) -> list[MadeRecord]:
+    Nearly all records are messages, and the rule treats those from one sender alike but for their numbers. So it makes
+    the copies of a sample, with blanks in place of its numbers, and each message fills in its own.
+    """
+
+    def __init__(self, rule: Linking) -> None:
+        self._rule, self._source = rule, rule.direction.source
+        self._blank_copies = functools.lru_cache(maxsize=10_000)(self._copies_with_blanks)
+
+    def __call__(self, record: Record) -> list[MadeRecord]:
+        texts = message_texts(record.key, record.headers)
+        if not texts:
+            return self._copies_of_any(record)
+        numbers, made = dict(zip(_BLANKS, texts, strict=True)), []
+        for topic, key, value, headers in self._blank_copies(record.topic, record.key, texts[-1] is not None):
+            own = HEADER, headers[0][1] % numbers
+            if value:
+                made.append(MadeRecord(topic, key, record.value or b"", [own, *record.headers[1:]]))
+            else:
+                made.append(MadeRecord(topic, key, b"", [own]))
+        return made
+
+    def _copies_of_any(self, record: Record) -> list[MadeRecord]:
         data = decode_data(record.key, record.value, record.headers)
         if data.kind == STRAY:
             return []
         if data.kind == EPOCH:
             follow(record.topic, data.format)  # of a later format this could carry only skips
-        topic = record.topic.removesuffix(suffix) + relayed(direction)
-        made = links.carry_each(data, direction.source, rule.sessions[record.topic], is_carried)
+        return self._made(record.topic, data)
+
+    def _copies_with_blanks(self, topic: str, key: bytes, is_linked: bool) -> list[MadeRecord]:
+        """Return the copies of a message from this sender. One has a value if it has the value of the message."""
+        incarnation, local_seqno, seqno, epoch, view, at_ms, origin_seqno = _BLANKS.values()
+        link = Link(0, 0, 0, origin_seqno) if is_linked else None
+        sender = key.decode("ascii")
+        data = Data(MESSAGE, epoch, seqno, view, sender, incarnation, local_seqno, b"x", None, (), at_ms, link)
+        made = self._made(topic, data)
+        for copy in made:
+            text = copy.headers[0][1]
+            for name, number in _BLANKS.items():
+                text = text.replace(b"%d" % number, b"%%(%b)b" % name)
+            copy.headers[0] = HEADER, text
+        return made
+
+    def _made(self, data_topic: str, data: Data) -> list[MadeRecord]:
+        """Return the copies by the rule."""
+        topic = data_topic.removesuffix(f".data.{self._source}") + relayed(self._rule.direction)
         return [
             MadeRecord(
                 topic,
@@ -63,13 +110,11 @@ def _linker(rule: Linking) -> Copier:
                     said.link,
                 ),
             )
-            for said in made
+            for said in links.carry_each(data, self._source, self._rule.sessions[data_topic], self._is_carried)
         ]
 
-    def is_carried(origin: str) -> bool:
-        return origin not in rule.not_carried
-
-    return copies
+    def _is_carried(self, origin: str) -> bool:
+        return origin not in self._rule.not_carried
 
 
 def _copier(rule: Copying) -> Copier:

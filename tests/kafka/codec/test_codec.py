@@ -191,15 +191,25 @@ def _numbers_of_a_pack(key: bytes | None, headers: Sequence[tuple[str, bytes]]) 
     return (*codec.data_numbers(fields), count) if is_pack else ()
 
 
+def _check_texts(key: bytes | None, headers: Sequence[tuple[str, bytes]]) -> None:
+    """Check `message_texts` against `message_numbers` and LINK."""
+    texts, numbers = codec.message_texts(key, headers), codec.message_numbers(key, headers)
+    link = codec.decode_data(key, b"", headers).link if numbers else None
+    last = None if link is None else b"%d" % link.origin_seqno
+    assert texts == ((*(b"%d" % number for number in numbers), last) if numbers else ())
+
+
 @pytest.mark.parametrize("case", data_corpus.CASES, ids=lambda case: case.name)
 def test_the_numbers_of_a_message_are_those_of_its_fields(case: data_corpus.Case) -> None:
     assert codec.message_numbers(case.key, case.headers) == _numbers_of_a_message(case.key, case.headers)
+    _check_texts(case.key, case.headers)
     assert codec.pack_numbers(case.key, case.headers) == _numbers_of_a_pack(case.key, case.headers)
 
 
 @given(st.sampled_from([None, b"sfo/bob", b"bob"]), st.lists(st.tuples(st.just("abcast"), fields_of_data), max_size=2))
 def test_the_numbers_of_any_record(key: bytes | None, headers: list[tuple[str, bytes]]) -> None:
     assert codec.message_numbers(key, headers) == _numbers_of_a_message(key, headers)
+    _check_texts(key, headers)
     assert codec.pack_numbers(key, headers) == _numbers_of_a_pack(key, headers)
 
 
