@@ -175,6 +175,7 @@ class GroupSupervisor:
         """
         try:
             self._finish_takeovers()
+            self._takeovers.close_ended()
             if looks:
                 self._look()
         except (BrokerUnreachable, KafkaError) as error:

@@ -43,6 +43,7 @@ from connectors.engine.standby import Standby, Turn
 from connectors.kafka.groups.retrying import Retries
 from connectors.kafka.groups.suspended_groups import SuspendedGroups
 from connectors.kafka.groups.topic_finder import TopicFinder
+from connectors.kafka.log.epoch_log import Epochs
 from connectors.takeover.feud import yield_to_rival
 from ordering.base.errors import AbcastError, Fenced
 from ordering.sequencer.state import SequencerState
@@ -114,7 +115,7 @@ class EngineJob:
                         turn = standby.wait(self._stop)
                         if self._stop.is_set():
                             return
-                        has_yielded = not (turn.is_asked or has_yielded) and self._yields()
+                        has_yielded = not (turn.is_asked or has_yielded) and self._yields(turn.known)
                         if has_yielded:
                             continue  # the rival may give signs again
                         self._state.epochs |= turn.replaced  # a newer sequencer is let alone
@@ -132,11 +133,11 @@ class EngineJob:
                         self._state.epochs.clear()
                     self._stop.wait(retries.failed(error, time.monotonic() - started))
 
-    def _yields(self) -> bool:
-        """Wait for a rival, if there is a feud. Whether there is."""
+    def _yields(self, known: Mapping[str, Epochs] | None = None) -> bool:
+        """Wait for a rival, if there is a feud. Whether there is. `known`: as in `yield_to_rival`."""
         options = self.options
         return yield_to_rival(
-            options.connection, options.site, lambda seconds: self._stop.wait(seconds) or True, options.groups
+            options.connection, options.site, lambda seconds: self._stop.wait(seconds) or True, options.groups, known
         )
 
     def _supervisor(self) -> GroupSupervisor:

@@ -55,7 +55,9 @@ from ordering.base.errors import AbcastError, UsageError
 SIGNS = 3
 """The number of successive signs that a sequencer must miss to count as gone."""
 LOOK_S = 0.25
-"""The time between two looks."""
+"""The longest time between two looks."""
+_SOON_S = 0.01
+"""The shortest one."""
 _LONGEST_LOOK_S = 1.0
 """The most that the time between two looks counts."""
 _UNSIGNED_S = 60.0
@@ -77,13 +79,20 @@ class SequencerSilence:
         self._after_s, self._more_s = after_s, more_s
         self._heard: tuple[Mapping[str, Sign], Claim | None] = {}, None
         self._silent_s = 0.0
+        self._too_long_s = float("inf")
         self._looked_at: float | None = None
         self.is_half = False
         """Whether half of the time that is too long has passed."""
 
-    def pause(self) -> None:
-        """Count no time until the next look."""
-        self._looked_at = None
+    def go_on(self, now: float | None) -> None:
+        """Count no time from the last look to `now`; None: to the next look."""
+        self._looked_at = now
+
+    def left_s(self) -> float:
+        """Return the time to the next half of the silence, if nothing new comes; infinite while no time counts."""
+        if self._looked_at is None:
+            return float("inf")
+        return (self._too_long_s if self.is_half else self._too_long_s / 2) - self._silent_s
 
     def is_long(self, seen: Seen, now: float) -> bool:
         """Compare with the last look; return whether there was nothing new for too long. `now`: of a steady clock."""
@@ -96,19 +105,21 @@ class SequencerSilence:
         elif self._looked_at is not None:
             self._silent_s += min(now - self._looked_at, _LONGEST_LOOK_S)
         self._looked_at = now
-        too_long_s = max(self._after_s, SIGNS * seen.every_s) + self._more_s
-        self.is_half = self._silent_s >= too_long_s / 2
-        return self._silent_s >= too_long_s
+        self._too_long_s = max(self._after_s, SIGNS * seen.every_s) + self._more_s
+        self.is_half = self._silent_s >= self._too_long_s / 2
+        return self._silent_s >= self._too_long_s
 
 
 class Turn(NamedTuple):
-    """A standby is to take over. `replaced`: the epochs that it replaces, by group, as far as Kafka tells.
+    """A standby is to take over. `known`: EPOCH of the groups, as far as Kafka tells. `is_asked`: an operator asks."""
 
-    `is_asked`: an operator asks for it.
-    """
-
-    replaced: Mapping[str, int] = MappingProxyType({})
+    known: Mapping[str, Epochs] = MappingProxyType({})
     is_asked: bool = False
+
+    @property
+    def replaced(self) -> dict[str, int]:
+        """Return the epochs that it replaces, by group."""
+        return newest_epochs(self.known)
 
 
 class Standby:
@@ -130,7 +141,7 @@ class Standby:
         # Standbys that began together do not claim together.
         silence = SequencerSilence(self._after_s, secrets.randbelow(_SPREAD_MS) / 1_000)
         told = living = ""
-        known: Mapping[str, int] = {}  # the epochs at half of the silence
+        known: Mapping[str, Epochs] = {}  # at half of the silence
         starts, self._starts = self._starts, False  # one that is fenced knows of a sequencer
         with closing(_Lookout(self._connection, self._site, has_looked=not starts)) as lookout:
             while not stop.is_set():
@@ -145,19 +156,21 @@ class Standby:
                 if claim is not None and not claim.is_over:
                     living = claim.who
                 elif claim is not None and claim.who == living:
-                    ended = newest_epochs(lookout.epochs(self._finder))
-                    if ended.get(seen.group) == claim.epoch:
+                    ended = Turn(lookout.epochs(self._finder))
+                    if ended.replaced.get(seen.group) == claim.epoch:
                         _logger.warning("standby: the sequencer, %s, has ended. This process takes over.", living)
-                        return Turn(ended)
+                        return ended
                 if not silence.is_half:
                     known = {}
                 elif not known:
-                    known = newest_epochs(lookout.epochs(self._finder))
-                    silence.pause()  # who had claimed by now gives signs in the other half
+                    known = lookout.epochs(self._finder)
+                    # A process that had claimed by the time of this answer gives signs in the other half.
+                    silence.go_on(time.monotonic() if known else None)
                 elif is_long and not asked:
                     _logger.warning("standby: no sign of a sequencer for a while. This process takes over.")
                     return Turn(known)
-                stop.wait(LOOK_S)  # if asked, the requests for other groups are on their way
+                # If asked, the requests for other groups are on their way.
+                stop.wait(LOOK_S if asked else min(LOOK_S, max(_SOON_S, silence.left_s())))
                 if asked and (epochs := lookout.asked(self._finder)):
                     _logger.warning("standby: an operator asks for a takeover. This process takes over.")
                     return Turn(epochs, is_asked=True)
@@ -183,15 +196,15 @@ def is_asked(epochs: Epochs, since_ms: int) -> bool:
 class Seen(NamedTuple):
     """The newest signs of the sequencer (None if Kafka did not tell, or there is no group), and its claim of `group`.
 
-    `is_asked`: an operator asks this process to take over. `every_s`: the time between two signs. `alone`: the epochs
-    of all groups, if at the first look there was no sequencer.
+    `is_asked`: an operator asks this process to take over. `every_s`: the time between two signs. `alone`: EPOCH of all
+    groups, if at the first look there was no sequencer.
     """
 
     signs: Mapping[str, Sign] | None = None
     claim: Claim | None = None
     is_asked: bool = False
     every_s: float = SIGN_EVERY_S
-    alone: Mapping[str, int] = MappingProxyType({})
+    alone: Mapping[str, Epochs] = MappingProxyType({})
     group: str = ""
 
 
@@ -232,7 +245,7 @@ class _Lookout:
                 epochs = log.epochs.read()  # another one may have claimed, and given no sign yet
                 claim = epochs.newest_claim
             known = {} if self._has_looked else self.epochs(finder)
-            alone = newest_epochs(known) if _is_alone(known, groups, signs) else {}
+            alone = known if _is_alone(known, groups, signs) else {}
             self._has_looked = True
             self._sign(self._metadata, groups)
             has_signed = sign is not None and claim is not None and sign.epoch == claim.epoch
@@ -244,15 +257,20 @@ class _Lookout:
             self.close()
             return Seen(signs)
 
-    def asked(self, finder: TopicFinder) -> Mapping[str, int]:
-        """Return the epochs that this process is asked to replace, by group, as far as Kafka tells."""
-        known = self.epochs(finder)
-        return newest_epochs({group: epochs for group, epochs in known.items() if is_asked(epochs, self._since_ms)})
+    def asked(self, finder: TopicFinder) -> Mapping[str, Epochs]:
+        """Return EPOCH of the groups that this process is asked to take over, as far as Kafka tells."""
+        return {group: found for group, found in self.epochs(finder).items() if is_asked(found, self._since_ms)}
 
     def epochs(self, finder: TopicFinder) -> Mapping[str, Epochs]:
-        """Return EPOCH of each group that answers."""
+        """Return EPOCH of each group that answers, as it is now: later looks add nothing to it.
+
+        A single group holds up no other, and is asked by the open connection: on a busy machine a new one takes long.
+        """
         try:
-            return epochs_of_groups(self._connection, groups_at(finder.find(), self._site), self._site)
+            groups = groups_at(finder.find(), self._site)
+            if len(groups) == 1 and self._consumer is not None:
+                return {groups[0]: DataLog(self._connection, groups[0], self._site, self._consumer).epochs.read()}
+            return epochs_of_groups(self._connection, groups, self._site)
         except (AbcastError, KafkaError):
             return {}
 

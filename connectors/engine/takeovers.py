@@ -37,6 +37,7 @@ class Takeovers:
         self._options = options
         self._claimer = Claimer(options.connection, options.site, claimed, agreement, options.check_group)
         self._running: list[tuple[Takeover, Mapping[str, list[str]]]] = []
+        self._ended: list[Takeover] = []
 
     @property
     def is_running(self) -> bool:
@@ -87,8 +88,13 @@ class Takeovers:
                     finished.ends[group] = self._claimer.opened[group]
             if not takeover.is_running:
                 self._running.remove(running)
-                takeover.close()
+                self._ended.append(takeover)
         return finished
+
+    def close_ended(self) -> None:
+        """Close the connections of takeovers that have ended. It takes a moment: serve their groups first."""
+        while self._ended:
+            self._ended.pop().close()
 
     def _find_ledger(self) -> Ledger | None:
         """Return the end of the ledger; None if there is no ledger, or Delta (the extra `jobs`) is not installed."""
@@ -107,3 +113,4 @@ class Takeovers:
         """Claim nothing more."""
         for takeover, _ in self._running:
             takeover.close()
+        self.close_ended()

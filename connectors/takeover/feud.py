@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from connectors.kafka.codec.epochs import seconds_to_yield, this_host
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.groups.group_choice import ALL_GROUPS, GroupChoice
+from connectors.kafka.log.epoch_log import Epochs
 from connectors.kafka.topics.topics import find_groups
 from connectors.takeover.groups import epochs_of_groups
 from ordering.base.errors import AbcastError
@@ -17,18 +18,24 @@ _logger = logging.getLogger(__name__)
 
 
 def yield_to_rival(
-    connection: Connection, site: str, wait: Callable[[float], object], groups: GroupChoice = ALL_GROUPS
+    connection: Connection,
+    site: str,
+    wait: Callable[[float], object],
+    groups: GroupChoice = ALL_GROUPS,
+    known: Mapping[str, Epochs] | None = None,
 ) -> bool:
     """Wait before the first takeover of a process if a sequencer on another host is in a feud with this one.
 
     A feud over fewer than half of the groups holds up no start, as it ends no process that serves others.
 
     `wait` waits for that many seconds; its result is true if the process is to stop. Returns whether it is to stop.
+    `known`: EPOCH of the groups, if it was read already.
     """
-    try:
-        known = epochs_of_groups(connection, filter(groups.has, find_groups(connection, site)), site)
-    except AbcastError:
-        return False  # the takeover meets the same error, and reports it
+    if known is None:
+        try:
+            known = epochs_of_groups(connection, filter(groups.has, find_groups(connection, site)), site)
+        except AbcastError:
+            return False  # the takeover meets the same error, and reports it
     now_ms = time.time_ns() // 1_000_000
     asked = ((group, seconds_to_yield(epochs.claims, this_host(), now_ms)) for group, epochs in known.items())
     feuds = {group: found for group, found in asked if found is not None}

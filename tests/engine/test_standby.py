@@ -108,8 +108,26 @@ class TestSilence:
         silence = SequencerSilence(4.0)
         assert not silence.is_long(signed(1), 0.0)
         for look in range(1, 100):
-            silence.pause()
+            silence.go_on(None)
             assert not silence.is_long(signed(1), look * LOOK_S)
+
+    def test_a_pause_ends_with_an_answer(self) -> None:
+        """The time behind the answer counts."""
+        silence = SequencerSilence(0.5)
+        assert not silence.is_long(signed(1), 0.0)
+        silence.go_on(100.0)
+        assert not silence.is_long(signed(1), 100.25)
+        assert silence.is_long(signed(1), 100.5)
+
+    def test_the_time_left_leads_to_each_half(self) -> None:
+        silence, now, waits = SequencerSilence(4.0), 0.0, []
+        assert silence.left_s() == float("inf")
+        while not silence.is_long(signed(1), now):
+            waits.append(silence.left_s())
+            now += min(0.75, waits[-1])
+        assert (waits, now) == ([2.0, 1.25, 0.5, 2.0, 1.25, 0.5], 4.0)
+        silence.is_long(Seen(), now)
+        assert silence.left_s() == float("inf")
 
     @given(st.lists(st.tuples(st.floats(0.0, 5.0), st.booleans(), st.booleans())))
     def test_it_is_never_called_early(self, looks: list[tuple[float, bool, bool]]) -> None:
@@ -549,6 +567,20 @@ def test_a_busy_machine_may_take_its_time_to_answer(kafka: MemoryConnection, mon
     assert groups.epochs_of_groups(kafka, ["g"], SITE).keys() == {"g"}
 
 
+def test_a_later_look_adds_no_claim_to_the_known_ones(kafka: MemoryConnection) -> None:
+    """A takeover would regard that claim as one that it replaces."""
+    take_over(kafka, "g", SITE)
+    finder = finder_of(kafka, (SITE,))
+    with closing(standby._Lookout(kafka, SITE)) as lookout:
+        lookout.look(finder)
+        known = Turn(lookout.epochs(finder))
+        before = known.replaced["g"]
+        take_over(kafka, "g", SITE)
+        claim = lookout.look(finder).claim
+        assert claim is not None
+        assert claim.epoch > before == known.replaced["g"]
+
+
 @pytest.mark.slow
 def test_a_long_reading_of_epoch_is_no_part_of_the_second_half(
     kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch
@@ -556,11 +588,12 @@ def test_a_long_reading_of_epoch_is_no_part_of_the_second_half(
     """Another standby may have claimed by then, and its signs need the time."""
     read_at: list[float] = []
 
-    def slowly(*given: Any) -> Any:
+    def slowly(lookout: Any, finder: Any) -> Any:
         time.sleep(1.0)
         read_at.append(time.monotonic())
-        return groups.epochs_of_groups(*given)
+        return epochs(lookout, finder)
 
+    epochs = standby._Lookout.epochs
     monkeypatch.setattr(standby, "_SPREAD_MS", 1)
     with pytest.MonkeyPatch.context() as elsewhere:
         elsewhere.setattr("connectors.kafka.codec.epochs.this_host", lambda: "another")
@@ -569,7 +602,7 @@ def test_a_long_reading_of_epoch_is_no_part_of_the_second_half(
             eventually(lambda: read_signs(kafka, ["g"], SITE).of_groups, what="a sign")
     waiting = Standby(EngineOptions(kafka, SITE, takeover_after_s=1.0), finder_of(kafka, (SITE,)))
     waiting._starts = False  # it knows of a sequencer
-    monkeypatch.setattr(standby, "epochs_of_groups", slowly)
+    monkeypatch.setattr(standby._Lookout, "epochs", slowly)
     assert waiting.wait(threading.Event()).replaced
     assert time.monotonic() - read_at[0] > 0.4
 
