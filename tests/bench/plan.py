@@ -52,7 +52,7 @@ class Plan:
     hot_records: int = 10_000
     """Records in each hot group."""
     rates: tuple[int, ...] = (100, 1000, 10_000, 20_000, 40_000, 60_000)
-    window_s: float = 15.0
+    window_s: float = 10.0
     """Seconds at each of the rates, and of the casts."""
     cast_members: tuple[int, ...] = (3, 30, 300)
     cast_rate: int = 300
