@@ -39,9 +39,9 @@ def for_good(epochs: Epochs, _since_ms: int) -> bool:
     return is_own and is_of_epoch
 
 
-def no_epoch(*_: object) -> Mapping[str, int]:
+def no_epoch(*_: object) -> Mapping[str, Epochs]:
     """Tell no epoch of the group."""
-    return {"": 0}
+    return {"": Epochs("s")}
 
 
 _IS_ASKED, _ASKED = "connectors.engine.standby.is_asked", "connectors.engine.standby._Lookout.asked"
