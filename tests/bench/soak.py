@@ -3,7 +3,8 @@
 200 members in four processes broadcast 2,000 messages a second; `abcast run` orders them, writes the ledger, and takes
 care of tables and topics each minute. Every 10 s it samples the records that FORWARD holds, bytes on Kafka, files in
 Delta, and the memory of each process. It fails if one of them keeps growing that should not (`tests.bench.steadiness`),
-if the order does not keep up, or if `abcast check` finds an anomaly.
+if the order does not keep up, if one of the standbys that wait beside it takes over, or if `abcast check` finds an
+anomaly.
 
 Growth on purpose is given for each message: DATA and the ledger are the history. Delta deletes merged files after two
 days, so only the files that the newest version names count here.
@@ -27,6 +28,7 @@ from deltalake import DeltaTable
 from kafka.structs import TopicPartition
 
 from connectors.kafka.connection.backlog import partition_bytes
+from connectors.kafka.log.data_log import DataLog
 from tests.bench import machine
 from tests.bench.lab import ABCAST, Lab, Place
 from tests.bench.plan import Plan
@@ -50,18 +52,26 @@ class Soak:
     """A run. `sample` it from time to time, `verdict` at the end."""
 
     def __init__(
-        self, lab: Lab, place: Place, minutes: float, per_s: float, members: int, maintain_every: str = "60s"
+        self,
+        lab: Lab,
+        place: Place,
+        minutes: float,
+        per_s: float,
+        members: int,
+        maintain_every: str = "60s",
+        standbys: int = 0,
     ) -> None:
         self.lab = lab
         self.place = place
         self.minutes, self.per_s, self.members = minutes, per_s, members
-        self.maintain_every = maintain_every
+        self.maintain_every, self.standbys = maintain_every, standbys
         self.data = lab.path("data")
         self.samples: list[dict[str, float]] = []
 
     def run(self, keep: Callable[[Any], object]) -> dict[str, Any]:
         """Run to the end; return the samples and the verdict. Pass the samples to `keep` after each."""
         with self._job() as job, contextlib.ExitStack() as closing:
+            standbys = [closing.enter_context(self._standby()) for _ in range(self.standbys)]
             children = [self._senders(number) for number in range(PROCESSES)]
             for child in children:
                 closing.callback(child.kill)
@@ -74,7 +84,7 @@ class Soak:
             while (at_s := time.monotonic() - began) < self.minutes * 60:
                 self.samples.append({"at_s": round(at_s, 1), **self._sample(job, children)})
                 keep({"samples": self.samples})
-                ended = [each.log.name for each in (job, *children) if each.popen.poll() is not None]
+                ended = [each.log.name for each in (job, *standbys, *children) if each.popen.poll() is not None]
                 if ended:
                     raise RuntimeError(f"{', '.join(ended)} ended early; see {job.log.parent}")
                 time.sleep(max(0.0, SAMPLE_S - (time.monotonic() - began - at_s)))
@@ -90,6 +100,11 @@ class Soak:
             job.wait_said("ready")
             yield job
             job.stop()
+
+    def _standby(self) -> Child:
+        standby = self.lab.sequencer(self.place, self.lab.path("standby"), "process", ["--standby"])
+        standby.wait_said("This process waits.")
+        return standby
 
     def _senders(self, number: int) -> Senders:
         count = self.members // PROCESSES + (number < self.members % PROCESSES)
@@ -139,6 +154,10 @@ class Soak:
         ]
         if ordered < MIN_KEPT * self.per_s * seconds:
             failures.append(f"{ordered / seconds:,.0f} messages/s were ordered, of {self.per_s:g}")
+        with DataLog(self.lab.connection, self.place.group, self.place.site) as log:
+            takeovers = len(log.epochs.read().claims) - 1
+        if takeovers:
+            failures.append(f"{takeovers} takeovers, though the sequencer was alive")
         if check.returncode:
             failures.append(f"abcast check: {check.stdout[-300:]}{check.stderr[-300:]}")
         return {
@@ -180,6 +199,7 @@ def main() -> int:
     parser.add_argument("--per-s", type=float, default=2000.0, help="messages a second, of all members together")
     parser.add_argument("--members", type=int, default=200)
     parser.add_argument("--maintain-every", default="60s", help="what `abcast run` is given (60s)")
+    parser.add_argument("--standbys", type=int, default=0, help="processes that wait beside it, to take over (0)")
     parser.add_argument("--out", type=Path, default=DEFAULT_OUT)
     options = parser.parse_args()
     out, began = options.out.absolute(), time.monotonic()
@@ -189,7 +209,8 @@ def main() -> int:
 
     size = {"minutes": options.minutes, "per_s": options.per_s, "members": options.members}
     command = f"--minutes {options.minutes:g} --per-s {options.per_s:g} --members {options.members}"
-    facts = {"command": f"{command} --maintain-every {options.maintain_every}", "machine": machine.facts(), **size}
+    command += f" --maintain-every {options.maintain_every} --standbys {options.standbys}"
+    facts = {"command": command, "machine": machine.facts(), **size}
 
     def keep(result: Mapping[str, Any]) -> None:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -197,7 +218,10 @@ def main() -> int:
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_INTERRUPTED))  # with all that it has started
     with Lab(Plan(1), say) as lab, lab.place("soak", PARTITIONS) as place:
-        soak = Soak(lab, place, options.minutes, options.per_s, options.members, options.maintain_every)
+        soak = Soak(
+            *(lab, place, options.minutes, options.per_s, options.members),
+            *(options.maintain_every, options.standbys),
+        )
         result = soak.run(keep)
     keep(result)
     for failure in result["verdict"]["failures"]:
