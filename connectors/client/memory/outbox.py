@@ -23,7 +23,6 @@ Invariant. The written casts of the present view are rows still, or are counted 
 from __future__ import annotations
 
 import base64
-import ctypes
 import json
 import os
 import sqlite3
@@ -34,6 +33,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from connectors.client.values.forks import keep_for_ever
 from ordering.base.errors import EnvironmentProblem, UsageError
 from ordering.base.records import Headers
 from ordering.casts.casts import Cast, Depends
@@ -96,7 +96,7 @@ def leave_open() -> None:
     """Never close the connections that a fork has from its parent, not even at the end of the interpreter."""
     for database in list(_open):
         database.is_inherited = True
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(database))  # this reference is never given back
+        keep_for_ever(database)
     _open.clear()
 
 

@@ -8,6 +8,9 @@ next iterator returns it again. So an application never loses the item that it w
 A stream is closed when the last reference to it goes. Closing takes locks and waits for Kafka. The garbage collector
 may find a stream in any thread (an exception that is kept refers to its frames, and so to the stream), even in one that
 holds these locks, or in one of Kafka's library. So a stream that the collector finds is closed by a new thread.
+
+A fork neither goes on with its parent's streams nor closes them: it would commit positions under the parent's name, and
+the parent's next start would skip messages. So the fork keeps the generators behind them for ever.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ import _thread
 import contextlib
 import functools
 import gc
+import logging
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -23,6 +28,7 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 
 from connectors.client.values.arguments import number, seconds
 from connectors.client.values.delivery import Delivery, Deserializer
+from connectors.client.values.forks import keep_for_ever
 from connectors.client.values.letter import Letter
 from ordering.base.errors import UsageError
 
@@ -39,6 +45,31 @@ def _note_collection(phase: str, _: object) -> None:
 
 
 gc.callbacks.append(_note_collection)
+
+
+def outside_of_collection(call: Callable[[], object]) -> None:
+    """Call it; in a new thread if the garbage collector runs in this one, which may hold any lock."""
+    if _collecting != threading.get_ident():
+        call()
+        return
+    with contextlib.suppress(RuntimeError):  # no more threads: the process ends
+        # Not by `threading`, which takes locks and waits.
+        _thread.start_new_thread(call, ())
+
+
+_logger = logging.getLogger(__name__)
+_open: weakref.WeakSet[Stream[Any]] = weakref.WeakSet()
+
+
+def leave_open() -> None:
+    """Take from a fork the streams that it has from its parent, without closing them."""
+    for stream in list(_open):
+        stream.leave_open()
+    _open.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=leave_open)
 
 T = TypeVar("T", covariant=True)
 
@@ -80,9 +111,11 @@ class Stream(Generic[T]):
         self._run = run
         self._items = run.run() if around is None else around(run.run())
         # The finalizer refers to the items, so that the collector does not close them by itself.
-        self._abandoned = weakref.finalize(self, _abandon, self._items)
+        close = self._items.close  # type: ignore[attr-defined]
+        self._abandoned = weakref.finalize(self, outside_of_collection, close)
         self._abandoned.atexit = False
         self._deserializer = deserializer
+        _open.add(self)
 
     def __iter__(self) -> Stream[T]:
         return self
@@ -91,7 +124,8 @@ class Stream(Generic[T]):
         """Take the item in hand; wait for the next one and return it.
 
         Raises StopIteration after the stream's `timeout` of silence, or after `stop` or `close`; UsageError if another
-        thread waits for the next item; and the errors that `Member.deliveries` or `Member.inbox` lists.
+        thread waits for the next item, or in a fork of the process that opened the stream; and the errors that
+        `Member.deliveries` or `Member.inbox` lists.
         """
         try:
             item = next(self._items)
@@ -143,7 +177,8 @@ class Stream(Generic[T]):
     def close(self) -> None:
         """Save the position in Kafka, and disconnect. The item in hand stays untaken, unless `taken` was called.
 
-        Raises UsageError if another thread waits for the next item: `stop` ends that wait.
+        In a fork of the process that opened the stream, it only logs a warning. Raises UsageError if another thread
+        waits for the next item: `stop` ends that wait.
         """
         try:
             self._items.close()  # type: ignore[attr-defined]
@@ -163,15 +198,30 @@ class Stream(Generic[T]):
         except UsageError:
             self._run.finished.wait(timeout)
 
+    def leave_open(self) -> None:
+        """Leave the items to the parent of this process, a fork. Called before the fork runs anything else."""
+        keep_for_ever(self._items)  # no `finally` of theirs runs here, even as this process ends
+        self._abandoned.detach()
+        self._items = _ItemsOfParent(os.getppid())
+
+
+class _ItemsOfParent(Iterator[Any]):
+    """The items of a stream in a fork of the process that has opened it."""
+
+    gi_running = False
+
+    def __init__(self, parent: int) -> None:
+        self._parent = parent
+
+    def __next__(self) -> Any:
+        raise UsageError(
+            f"this iterator belongs to process {self._parent}, and this process is a fork of it. Open another member "
+            "here, under another name."
+        )
+
+    def close(self) -> None:
+        _logger.warning("an iterator of a member stays open: process %d opened it", self._parent)
+
 
 def _another_thread() -> UsageError:
     return UsageError("another thread waits for this iterator's next item: give each thread its own.")
-
-
-def _abandon(items: Any) -> None:
-    if _collecting != threading.get_ident():
-        items.close()
-        return
-    with contextlib.suppress(RuntimeError):  # no more threads: the process ends
-        # Not by `threading`, which takes locks and waits.
-        _thread.start_new_thread(items.close, ())

@@ -8,6 +8,8 @@ import logging
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 import traceback
@@ -245,6 +247,87 @@ def test_a_fork_uses_nothing_that_it_has_from_its_parent(
     a.broadcast(b"y").result(WAIT)
     a.close()
     assert not a._shared.users
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks")
+@pytest.mark.parametrize("kind", ["deliveries", "inbox", "deliveries_arrow"])
+@pytest.mark.parametrize("use", ["asks", "asks for a list", "closes", "drops"])
+def test_a_fork_moves_no_position_of_its_parent(
+    kafka: MemoryConnection, caplog: pytest.LogCaptureFixture, kind: str, use: str
+) -> None:
+    """`for d in a.deliveries(): if not os.fork(): …; sys.exit()`, say, drops the iterator in each child."""
+    with Member("g", "nyc/a", connection=kafka) as a:
+        for _ in range(3):
+            a.broadcast(b"x").result(WAIT)
+            a.send("nyc/a", b"x").result(WAIT)
+        options = {"most": 1} if kind == "deliveries_arrow" else {}
+        streams = [getattr(a, kind)(timeout=WAIT, **options)]
+        next(streams[0])
+        next(streams[0])  # the first one is taken, and that is not committed yet
+        before = dict(kafka.topics.committed)
+
+        def act() -> None:
+            match use:
+                case "closes":
+                    streams[0].close()
+                    assert "stays open" in caplog.text
+                case "drops":
+                    streams.clear()
+                    gc.collect()
+                case _:
+                    ask = streams[0] if use == "asks" or kind == "deliveries_arrow" else streams[0].batches()
+                    for _ in range(2):
+                        with pytest.raises(UsageError, match="this process is a fork of it"):
+                            next(ask)
+            assert kafka.topics.committed == before
+
+        assert in_a_fork(act) == 0
+        assert kafka.topics.committed == before
+        assert next(streams[0])
+        streams[0].close()
+        assert kafka.topics.committed != before
+
+
+LOOPS = {
+    "drops": "for _ in alice.deliveries(timeout=0.1):\n    step()",
+    "closes": "with closing(alice.deliveries(timeout=0.1)) as stream:\n    for _ in stream:\n        step()",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks")
+@pytest.mark.parametrize("loop", LOOPS.values(), ids=list(LOOPS))
+def test_a_fork_that_exits_commits_nothing(loop: str) -> None:
+    """The end of the interpreter, too, drops all that the fork still has."""
+    script = f"""
+import os, sys
+from contextlib import closing
+from connectors.testing import MemoryGroup
+from connectors.testing.memory_kafka import MemoryMetadataClient
+
+parent, commit = os.getpid(), MemoryMetadataClient.commit
+
+def told(*arguments):
+    print("parent" if os.getpid() == parent else "child", flush=True)
+    commit(*arguments)
+
+def step():
+    if not os.fork():
+        sys.exit()
+    os.wait()
+
+group = MemoryGroup("g").__enter__()
+alice = group.member("a")
+for _ in range(3):
+    alice.broadcast(b"x").result(60)
+MemoryMetadataClient.commit = told
+{loop}
+group.__exit__(None, None, None)
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, set(done.stdout.split())) == (0, {"parent"}), done
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks")
