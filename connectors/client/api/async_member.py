@@ -7,14 +7,15 @@
             ...
 
 Broadcasts and letters share one thread, so they are sent in the order of their calls. Each stream has a thread of its
-own. A cancelled call may still take effect: its message may be ordered. A cancelled `__anext__` loses no delivery: the
-next call returns the item that it was waiting for.
+own, and so has each other call. A cancelled call may still take effect: its message may be ordered. A cancelled
+`__anext__` loses no delivery: the next call returns the item that it was waiting for.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import weakref
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from pathlib import Path
@@ -32,7 +33,7 @@ from connectors.client.values.member_metrics import MemberMetrics
 from connectors.client.values.message import GivenHeaders, Serializer
 from connectors.client.values.one_thread import OneThread
 from connectors.client.values.receipt import Receipt
-from connectors.client.values.stream import Stream
+from connectors.client.values.stream import Stream, outside_of_collection
 from connectors.kafka.connection.connection import Connection
 from connectors.storage.location import Location
 from ordering.base.errors import UsageError
@@ -70,16 +71,50 @@ class Options(TypedDict, total=False):
     casts: bool
 
 
-class AsyncStream(Generic[T]):
-    """An asynchronous iterator over deliveries or letters, for one task. `Stream` says what *taken* means."""
+class _Opening(Generic[T]):
+    """The stream of an `AsyncStream`, which its thread opens. It does not refer to the `AsyncStream`."""
 
     def __init__(self, open_stream: Callable[[], Stream[T]]) -> None:
         self._open_stream = open_stream
-        self._stream: Stream[T] | None = None
+        self._is_stopped = False
+        self.stream: Stream[T] | None = None
+
+    def asked(self, ask: Callable[[Stream[T], Any], Any]) -> Any:
+        """Return what `ask` returns for the stream and _END, or _END after `stop`. Called by the thread."""
+        if self.stream is None and not self._is_stopped:
+            self.stream = self._open_stream()
+        if self._is_stopped or self.stream is None:
+            return _END
+        return ask(self.stream, _END)
+
+    def stop(self) -> None:
+        """End what the thread waits for, within about 0.1 s."""
+        self._is_stopped = True  # seen by the thread, if it opens the stream now
+        if self.stream is not None:
+            self.stream.stop()
+
+    def close(self) -> None:
+        """Close the stream. Called by the thread."""
+        if self.stream is not None:
+            self.stream.close()
+
+
+class AsyncStream(Generic[T]):
+    """An asynchronous iterator over deliveries or letters, for one task. `Stream` says what *taken* means.
+
+    A loop that ends before the stream does (a cancellation, `break`, an exception) leaves it open: call `aclose`, or
+    use `contextlib.aclosing`. Otherwise the stream ends with the last reference to it, such as that of an exception's
+    traceback, and may block the event loop while it saves the position.
+    """
+
+    def __init__(self, open_stream: Callable[[], Stream[T]]) -> None:
+        self._opening = _Opening(open_stream)
         self._thread = OneThread("abcast-stream")
         self._waiting: Future[Any] | None = None
+        self._arrival: asyncio.Future[Any] | None = None  # of `_waiting`, in the event loop of the last call
         self._wants_list = False  # whether `_waiting` is for a list
-        self._is_closed = False
+        # Otherwise the thread would wait for the next item, if the last call was cancelled.
+        weakref.finalize(self, outside_of_collection, self._opening.stop).atexit = False
 
     def __aiter__(self) -> AsyncStream[T]:
         return self
@@ -110,11 +145,14 @@ class AsyncStream(Generic[T]):
     async def _come(self, ask: Callable[[Stream[T], Any], Any]) -> Any:
         """Wait for what `ask` returns, or what an earlier call has asked for. Raises StopAsyncIteration at the end."""
         if self._waiting is None:
-            self._waiting = self._thread.submit(functools.partial(self._asked, ask))
+            self._waiting = self._thread.submit(functools.partial(self._opening.asked, ask))
+        arrival = self._arrival
+        if arrival is None or arrival.get_loop() is not asyncio.get_running_loop():
+            arrival = self._arrival = asyncio.wrap_future(self._waiting)
         # A task that is cancelled here leaves the item to the next call.
-        await asyncio.wait([asyncio.wrap_future(self._waiting)])
-        future, self._waiting = self._waiting, None
-        found = future.result()
+        await asyncio.wait([arrival])
+        self._waiting = self._arrival = None
+        found = arrival.result()
         if found is _END:
             await self.aclose()
             raise StopAsyncIteration
@@ -122,27 +160,14 @@ class AsyncStream(Generic[T]):
 
     def taken(self) -> None:
         """Count the item in hand as taken. The stream saves that in Kafka as it goes on, or in `aclose`."""
-        if self._stream is not None:
-            self._stream.taken()
+        if self._opening.stream is not None:
+            self._opening.stream.taken()
 
     async def aclose(self) -> None:
         """Save the position in Kafka, and disconnect. The item in hand stays untaken, unless `taken` was called."""
-        self._is_closed = True  # seen by the stream's thread, if it opens the stream now
-        if self._stream is not None:
-            self._stream.stop()
-        if self._stream is not None or self._waiting is not None:
-            await asyncio.wrap_future(self._thread.submit(self._close))
-
-    def _asked(self, ask: Callable[[Stream[T], Any], Any]) -> Any:
-        if self._stream is None and not self._is_closed:
-            self._stream = self._open_stream()
-        if self._is_closed or self._stream is None:
-            return _END
-        return ask(self._stream, _END)
-
-    def _close(self) -> None:
-        if self._stream is not None:
-            self._stream.close()
+        self._opening.stop()
+        if self._opening.stream is not None or self._waiting is not None:
+            await asyncio.wrap_future(self._thread.submit(self._opening.close))
 
 
 class AsyncBatches(Generic[T]):
@@ -160,11 +185,11 @@ class AsyncBatches(Generic[T]):
 
 
 def _beside(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[AsyncMember, P], Coroutine[Any, Any, R]]:
-    """Return the method of `Member`, called in a thread."""
+    """Return the method of `Member`, called in a thread of its own."""
 
     @functools.wraps(method)
     async def call(self: AsyncMember, /, *arguments: P.args, **options: P.kwargs) -> R:
-        return await asyncio.to_thread(method, self.member, *arguments, **options)
+        return await self._alone(functools.partial(method, self.member, *arguments, **options))
 
     return call
 
@@ -195,6 +220,7 @@ class AsyncMember:
         self._make = functools.partial(Member, group, member, **options)
         self._member: Member | None = None
         self._sending = OneThread("abcast-send")
+        self._free: list[OneThread] = []  # made for other calls, which have returned
 
     @property
     def member(self) -> Member:
@@ -206,14 +232,14 @@ class AsyncMember:
     async def __aenter__(self) -> AsyncMember:
         if self._member is not None:
             raise UsageError("an AsyncMember is used once: make another.")
-        self._member = await asyncio.to_thread(self._make)
+        self._member = await self._alone(self._make)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Close the member, as `Member.__exit__` does: after an exception without waiting."""
-        await asyncio.to_thread(self.member.__exit__, kind, error, traceback)
+        await self._alone(functools.partial(self.member.__exit__, kind, error, traceback))
 
     close = _beside(Member.close)
     connect = _beside(Member.connect)
@@ -316,3 +342,14 @@ class AsyncMember:
 
     async def _submit(self, call: Callable[[], R]) -> R:
         return await asyncio.wrap_future(self._sending.submit(call))
+
+    async def _alone(self, call: Callable[[], R]) -> R:
+        """Call it in a thread that no other call uses, or waits for.
+
+        In asyncio's executor, calls that were cancelled could hold all threads, until the end of the member, and so
+        keep the member from ending.
+        """
+        thread = self._free.pop() if self._free else OneThread("abcast-beside")
+        future = thread.submit(call)
+        future.add_done_callback(lambda _: self._free.append(thread))
+        return await asyncio.wrap_future(future)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import inspect
 import subprocess
 import sys
 import threading
 from collections.abc import Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import pytest
@@ -15,7 +18,7 @@ import pytest
 from connectors import AsyncMember, Delivery, Member
 from connectors.client.api.async_member import AsyncStream, Options
 from connectors.client.values.stream import Stream
-from connectors.testing import MemoryGroup
+from connectors.testing import MemoryConnection, MemoryGroup
 from ordering.base.errors import UsageError
 from ordering.participant.events import ViewChange
 from tests.waiting import WAIT
@@ -98,9 +101,97 @@ def test_a_stream_that_is_closed_while_it_opens(group: MemoryGroup) -> None:
             await closing
             with pytest.raises(StopAsyncIteration):
                 await first
-            assert stream._stream is not None
+            assert stream._opening.stream is not None
             with pytest.raises(StopIteration):
-                next(stream._stream)
+                next(stream._opening.stream)
+
+    run(work())
+
+
+def test_waits_for_nothing_leave_nothing_behind(group: MemoryGroup) -> None:
+    """A task may look at an idle group once a second, for weeks."""
+
+    async def work() -> None:
+        async with AsyncMember("g", "nyc/alice", connection=group.connection) as alice:
+            stream = alice.deliveries()
+            for _ in range(5):
+                with pytest.raises(asyncio.TimeoutError):
+                    await asyncio.wait_for(anext(stream), 0.01)
+            assert stream._waiting is not None
+            assert len(stream._waiting._done_callbacks) == 1  # type: ignore[attr-defined]
+            await stream.aclose()
+
+    run(work())
+
+
+def test_a_stream_goes_on_in_another_event_loop(group: MemoryGroup) -> None:
+    async def begin() -> tuple[AsyncMember, AsyncStream[Delivery]]:
+        alice = await AsyncMember("g", "nyc/alice", connection=group.connection).__aenter__()
+        stream = alice.deliveries()
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(anext(stream), 0.01)
+        return alice, stream
+
+    async def go_on(alice: AsyncMember, stream: AsyncStream[Delivery]) -> int:
+        async with contextlib.AsyncExitStack() as closing:
+            closing.push_async_exit(alice)
+            waiting = asyncio.ensure_future(anext(stream))
+            await alice.broadcast(b"x")
+            return (await waiting).seqno
+
+    assert run(go_on(*run(begin()))) == 1
+
+
+def test_a_loop_that_was_cancelled_keeps_no_thread(group: MemoryGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("connectors.client.values.one_thread.IDLE_S", 0.1)
+
+    async def work() -> None:
+        async with AsyncMember("g", "nyc/alice", connection=group.connection) as alice:
+            tasks = [asyncio.ensure_future(_all(alice)) for _ in range(5)]
+            while _count("abcast-stream") < 5:
+                await asyncio.sleep(0.01)
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            del tasks, task
+            gc.collect()  # a task and its error may refer to each other
+            while _count("abcast-stream"):
+                await asyncio.sleep(0.01)
+
+    run(work())
+
+
+def _count(name: str) -> int:
+    return [thread.name for thread in threading.enumerate()].count(name)
+
+
+def test_closes_while_cancelled_calls_wait_in_more_threads_than_asyncio_has() -> None:
+    """The group has no sequencer. asyncio's own threads are left to the application."""
+    connection = MemoryConnection()
+    connection.create("g", "nyc")
+
+    async def work() -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        alice = await AsyncMember("g", "nyc/alice", connection=connection).__aenter__()
+        try:
+            await alice.broadcast(b"x")
+            for _ in range(3):
+                with pytest.raises(asyncio.TimeoutError):
+                    await asyncio.wait_for(alice.wait_ordered(), 0.05)
+            with pytest.warns(ResourceWarning, match="not ordered within"):
+                await asyncio.wait_for(alice.__aexit__(KeyboardInterrupt, KeyboardInterrupt(), None), 20)
+        finally:
+            alice.member.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+
+    run(work())
+
+
+def test_calls_one_after_another_share_a_thread(group: MemoryGroup) -> None:
+    async def work() -> None:
+        async with AsyncMember("g", "nyc/alice", connection=group.connection) as alice:
+            for _ in range(20):
+                await alice.wait_ordered()
+            assert len(alice._free) == 1
 
     run(work())
 
