@@ -83,6 +83,7 @@ class MergedSource:
         self._cut = cut
         self._shared: Shared | None = None
         self._log: MergedLog | None = None
+        self._first_view: Begin | None = None  # once `may_open` knows it: the hub forgets it when the member is closed
         self._waits_until_s: float | None = None
 
     def may_open(self, timeout: float) -> bool:
@@ -93,7 +94,8 @@ class MergedSource:
         if self._log is not None or self._cut is not None or self._member is None:
             return True
         assert self.hub is not None
-        if self.hub.wait_for_begin(self._member, timeout) is not None:
+        self._first_view = self.hub.wait_for_begin(self._member, timeout)
+        if self._first_view is not None:
             return True
         now_s = time.monotonic()
         self._waits_until_s = self._waits_until_s or now_s + BEGIN_TIMEOUT_S
@@ -127,9 +129,8 @@ class MergedSource:
             return self._begin_of_cut(topics, self._cut)
         if self._member is None:
             return self._begin_at(topics, first, or_end)
-        begin = self.hub.wait_for_begin(self._member, 0.0) if self.hub is not None else None
-        assert begin is not None
-        return begin
+        assert self._first_view is not None
+        return self._first_view
 
     def _begin_of_cut(self, topics: CastTopics, cut: Cut) -> Begin:
         with (

@@ -229,6 +229,8 @@ class Sender:
                 closing.callback(self._incarnations.outbox.close)
             closing.callback(self._callbacks.close)
             if self.forwarder is not None:
+                if self.forwarder.hub is not None:
+                    closing.callback(self.forwarder.hub.forget, self.forwarder.participant.member)
                 closing.callback(self.forwarder.close)
             if self.letters is not None:
                 closing.callback(self.letters.close)

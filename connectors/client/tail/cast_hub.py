@@ -91,7 +91,7 @@ class CastHub:
         """Held while the receiver is read or changed. Only `CastBuffer._lock` is taken under it."""
         self.has_failed = False
         self.begins: dict[MemberIncarnation, Begin] = {}
-        """The place of the first view of each incarnation that `add` was called for."""
+        """The place of the first view of each incarnation that `add` was called for, until `forget`."""
         self._topics = CastTopics(connection, metadata, group, site)
         self._tailer = tailer
         self._starting = threading.Lock()
@@ -152,6 +152,15 @@ class CastHub:
         """Call `sender` no more."""
         with self.lock:
             self._senders.pop(sender.member, None)
+
+    def forget(self, member: MemberIncarnation) -> None:
+        """Forget where the deliveries of an incarnation, and of its address's earlier ones, begin."""
+        with self.lock:
+            self.begins = {
+                each: begin
+                for each, begin in self.begins.items()
+                if each.address != member.address or each.incarnation > member.incarnation
+            }
 
     def delivery_status(self, record: Cast | OrderedRecord, timeout: float) -> DeliveryStatus:
         """Return whether the hub has delivered the record; wait up to `timeout` seconds while it may still.

@@ -79,6 +79,29 @@ def test_a_member_that_ends_leaves_the_others_of_its_process_alone(
         assert seqno > 0
 
 
+def test_a_hub_keeps_nothing_of_a_member_that_was_closed(connection: Connection, group: str) -> None:
+    """A process may open a member for each of its users, for years, beside one that stays open."""
+    with with_casts(connection, group, "a") as a:
+        a.connect(timeout=WAIT)
+        hub = a._sending.hub
+        assert hub is not None
+        with with_casts(connection, group, "b") as older:
+            older.connect(timeout=WAIT)
+            with with_casts(connection, group, "b") as newer:
+                newer.connect(timeout=WAIT)
+                known = {each._sending.forwarder.participant.member for each in (a, older, newer)}  # type: ignore[union-attr]
+                eventually(lambda: set(hub.begins) == known)
+                with contextlib.suppress(Superseded):
+                    older.close()
+                assert newer.broadcast(b"x", order="fifo").result(WAIT) == 1
+                assert payloads(newer, 1) == [b"x"]
+                source = newer._source(True)  # a thread begins to deliver just then
+                assert source.may_open(WAIT)
+        assert [member.address for member in hub.begins] == ["nyc/a"]
+        with contextlib.closing(source):
+            assert source.open(1).ready is not None
+
+
 def test_a_cast_waits_for_what_an_outbox_has_kept(
     connection: Connection, flushing: str, sequencer: SequencerThread, tmp_path: Path
 ) -> None:
