@@ -20,6 +20,7 @@ from connectors.kafka.groups.suspended_groups import SuspendedGroups
 from connectors.kafka.groups.troubles import Troubles
 from connectors.kafka.groups.unservable_groups import UnservableGroups
 from connectors.kafka.transport import PlainRecord, Sent
+from connectors.kafka.transport.librdkafka_producer import QUEUE_RECORDS
 from connectors.relay import relay as relay_module
 from connectors.relay.agreed import Agreed
 from connectors.relay.casts import Casts
@@ -34,6 +35,7 @@ from connectors.relay.relay import Relay
 from connectors.testing.memory_topics import MemoryFuture
 from ordering.base.errors import AbcastError, KafkaRefused, ProtocolViolation
 from ordering.base.names import Topic
+from ordering.base.packs import MAX_PACK_MESSAGES
 from tests.relay.carrying import Carrier, relays_in_memory
 from tests.world.actors import Actors, Killed
 from tests.world.kafka import TooLarge, WorldConnection, WorldKafka
@@ -256,8 +258,8 @@ class Hub:
     def source(self, group: str) -> TopicPartition:
         return TopicPartition(f"abcast.{group}.forward.sfo", 0)
 
-    def write(self, count: int, value: bytes = b"x") -> None:
-        for group in "gh":
+    def write(self, count: int, value: bytes = b"x", groups: str = "gh") -> None:
+        for group in groups:
             for _ in range(count):
                 line = ("abcast", b"2 message 7 1")
                 self.at["sfo"].topics.append(self.source(group), b"sfo/al", value, [line])
@@ -341,7 +343,7 @@ def test_a_target_that_is_slow_fails_no_group(hub: Hub, monkeypatch: pytest.Monk
 
 def test_all_groups_together_send_no_more_than_fits(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     """The key and the headers count."""
-    monkeypatch.setattr(loop_module, "MOST_BYTES_OF_ALL", 2_000)
+    monkeypatch.setattr(loop_module, "MOST_BYTES_OF_ALL", 3_000)
     for group in "gh":
         hub.at["nyc"].log(f"abcast.{group}.relayed-sfo.nyc").is_away = True
     for group in "gh":
@@ -351,6 +353,26 @@ def test_all_groups_together_send_no_more_than_fits(hub: Hub, monkeypatch: pytes
     for _ in range(5):
         hub.attempt.loop.turn(0.0)
     assert sum(group.records for group in hub.attempt.loop._groups.values()) == 3
+
+
+def test_the_records_of_all_groups_leave_room_in_the_queue_of_the_producer() -> None:
+    """However small they are. With the queue full, a send waits, and no group goes on."""
+    assert loop_module.MOST_BYTES_OF_ALL // loop_module._RECORD_BYTES + MAX_PACK_MESSAGES < QUEUE_RECORDS
+
+
+@pytest.mark.parametrize(("later_s", "failed"), [(10, {"g", "h"}), (30, {"g"})])
+def test_groups_that_are_stuck_fail_together(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, later_s: int, failed: set[str]
+) -> None:
+    """A group that began to wait soon after another fails with it: each failure ends an attempt of all groups."""
+    producer = hub.attempt.loop._producer
+    monkeypatch.setattr(producer, "send", lambda *given: MemoryFuture(TopicPartition(given[0], 0)))
+    hub.write(1, groups="g")
+    hub.work(later_s)
+    hub.write(1, groups="h")
+    with pytest.raises(UnservableGroups, match="takes no copies") as raised:
+        hub.work(60)
+    assert {*raised.value.errors} == failed
 
 
 def test_a_source_with_more_partitions(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,8 @@ An error of one group ends the work on that group alone. Its supervisor hears of
 
 Bounded: a group has at most MOST_RECORDS and MOST_BYTES on their way to Kafka, and all groups MOST_BYTES_OF_ALL; then
 no more is sent or read. So a backlog is carried in pieces, however long it is. A group whose oldest record is not taken
-for LATE_S is not waited for. It fails if Kafka takes none of its records for STUCK_S.
+for LATE_S is not waited for. It fails if Kafka takes none of its records for STUCK_S, and so does each group that has
+waited for half of that: one by one they would end an attempt each.
 """
 
 from __future__ import annotations
@@ -56,8 +57,10 @@ STOP_S = 10.0
 """The longest wait of a stop for records on their way."""
 NEVER_MS = 2**31 - 1
 _SOON_S = 0.005
-_RECORD_BYTES = 200
-"""The bytes of a record beside its key, value and headers, roughly."""
+_RECORD_BYTES = 600
+"""The bytes of a record in memory beside its key, value and headers, roughly. So all groups together send fewer records
+than fill the producer's queue: a full one would hold up the loop.
+"""
 
 _logger = logging.getLogger(__name__)
 
@@ -343,9 +346,12 @@ class CopyLoop:
                 group.records, group.bytes = group.records - len(first.sent), group.bytes - first.size
             if copied and name not in refused:
                 group.copied = {**group.copied, **copied}
-            if group.stuck_s() >= STUCK_S:
-                topic = group.under_way[0].place.topic
-                raise UnservableGroups({name: BrokerUnreachable(f"Kafka takes no copies of {topic} now.")})
+        if any(group.stuck_s() >= STUCK_S for group in self._groups.values()):
+            stuck = {name: group for name, group in self._groups.items() if group.stuck_s() >= STUCK_S / 2}
+            topics = {name: group.under_way[0].place.topic for name, group in stuck.items()}
+            raise UnservableGroups(
+                {name: BrokerUnreachable(f"Kafka takes no copies of {topic} now.") for name, topic in topics.items()}
+            )
         # Behind a refused record the producer fails the others, of all groups, with an error that says no more.
         if not refused and time.monotonic() - self._broken_at >= LATE_S:
             raise BrokerUnreachable(f"{self._name}: the producer has failed.")
