@@ -346,6 +346,7 @@ CORPUS: tuple[Case, ...] = (
     ),
     Case("relayed, without a mark", BOB, b"x", GOOD, None, RELAYED),
     Case("relayed, with one field of two", BOB, b"x", _says(f"2 message 1 1 {MARK}"), None, RELAYED),
+    Case("relayed, with its time", BOB, b"x", _says(f"2 message 1 1 {MARK} - {TIMESTAMP_MS}"), None, RELAYED),
     Case("relayed, with a field more", BOB, b"x", _says(f"2 message 1 1 {MARK} - later"), None, RELAYED),
     Case("relayed, an empty field for the link", BOB, b"x", _says("2 message 1 1 - "), codec.WRONG_LINK, RELAYED),
     Case("relayed, fields lack", BOB, b"x", _says(f"2 message - - {MARK} -"), codec.WRONG_INCARNATION, RELAYED),

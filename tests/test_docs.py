@@ -155,7 +155,7 @@ def test_fields() -> None:
         ("## DATA: how to read", codec.DATA_FIELDS),
         ("## Letters", codec.LETTER_FIELDS),
         ("## Casts", ("2", *cast_codec.CAST_FIELDS[1:])),
-        ("## A relay's topic", codec.AGREED_FIELDS[len(codec.FORWARD_FIELDS) :]),
+        ("## A relay's topic", codec.COPIED_FIELDS[len(codec.FORWARD_FIELDS) :]),
     ):
         assert tuple(first_spans(tables(section(page, heading))[0])) == fields
     assert first_spans(tables(section(page, "## Dead letters"))[0]) == [DEAD_LETTER_HEADER]

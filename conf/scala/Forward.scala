@@ -41,7 +41,7 @@ case class ForwardReader(columns: String, json: String) extends RecordReader {
     if (fields == null) return null
     val begin = UTF8String.fromString(s"${topic.neighbour}/${topic.home}-${raw.partition}:")
     val offset = fields.number(rules.relayedFrom, behind = begin)
-    val atMs = fields.number(rules.agreedAtMs)
+    val atMs = fields.number(rules.atMs)
     if (offset == null || offset < 0 || atMs == null || atMs > rules.latestMs) return null
     val own = fields.first(rules.ownFields)
     val header: InternalRow = new GenericInternalRow(Array[Any](rules.header, own.line))
@@ -112,7 +112,8 @@ private[abcast] class ForwardRules(said: JsonNode) {
   private def text(name: String): UTF8String = UTF8String.fromString(said.get(name).asText)
   private def texts(name: String): Seq[UTF8String] =
     said.get(name).elements.asScala.map(each => UTF8String.fromString(each.asText)).toSeq
-  private def position(name: String): Int = texts("relayed_fields").indexOf(UTF8String.fromString(name))
+  private val copied = texts("copied_fields")
+  private def position(name: String): Int = copied.indexOf(UTF8String.fromString(name))
 
   val site: String = said.get("site").asText
   val isRelayed: Boolean = said.get("relayed").asBoolean
@@ -122,11 +123,11 @@ private[abcast] class ForwardRules(said: JsonNode) {
   val version: UTF8String = text("version")
   val nothing: UTF8String = text("nothing")
   val ownFields: Int = said.get("forward_fields").asInt
-  val relayedFields: Int = texts("relayed_fields").length
+  val relayedFields: Int = said.get("relayed_fields").asInt
   val incarnation: Int = position("INCARNATION")
   val localSeqno: Int = position("LOCAL_SEQNO")
   val relayedFrom: Int = position("RELAYED_FROM")
-  val agreedAtMs: Int = said.get("agreed_at_ms").asInt
+  val atMs: Int = position("AT_MS")
   val mostDigits: Int = said.get("most_digits").asInt
   private val linkAt = position("LINK")
   private val link = Pattern.compile(said.get("link").asText)
@@ -215,6 +216,10 @@ private[abcast] class ForwardRules(said: JsonNode) {
     if (!isRelayed || topic.isLocal || fields.size != relayedFields || fields.is(linkAt, nothing)) null
     else fields.text(linkAt)
 
+  /** Whether no link has brought a record: what a relay writes in its own name says no time. */
+  def isCopied(fields: Fields): Boolean =
+    fields.is(linkAt, nothing) && (fields.size == relayedFields || fields.size == copied.length)
+
   /** Whether the sender has a member's name, or that of ticks and writes one. */
   def mayHaveItsName(sender: UTF8String, kind: UTF8String): Boolean =
     !sender.contains(reserved) || (kind == heartbeat && isTick(sender))
@@ -270,8 +275,8 @@ private[abcast] class ForwardTopic(rules: ForwardRules, val name: UTF8String) ex
   def canHave(sender: UTF8String, fields: Fields, link: UTF8String): Boolean = {
     val kind = fields.text(1)
     if (isLocal || rules.isAgreed) fields.size == rules.ownFields && isMembers(sender, kind, ofItsSite)
-    else if (!rules.isRelayed || !isFilled || fields.size != rules.relayedFields) false
-    else if (link == null) isMembers(sender, kind, ofNeighbour)
+    else if (!rules.isRelayed || !isFilled) false
+    else if (link == null) rules.isCopied(fields) && isMembers(sender, kind, ofNeighbour)
     else rules.isLink(link) && (isSkip(sender, kind, fields) || isMessage(sender, kind))
   }
 

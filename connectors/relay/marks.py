@@ -9,7 +9,7 @@ from typing import NamedTuple
 from kafka.structs import TopicPartition
 
 from connectors.kafka.codec.cast_codec import CAST_FIELDS
-from connectors.kafka.codec.codec import DATA_FIELDS, LETTER_FIELDS, RELAYED_FIELDS
+from connectors.kafka.codec.codec import COPIED_FIELDS, DATA_FIELDS, LETTER_FIELDS
 from connectors.kafka.codec.headers import NOTHING, first_fields
 from connectors.kafka.codec.plain_record import Record
 from connectors.kafka.connection.connection import Connection
@@ -86,9 +86,12 @@ def is_anew(connection: Connection, consumer: Consumer, place: TopicPartition, c
 def _is_made_from(copy: Record, original: Record) -> bool:
     """Whether a relay may have made the copy from the original: key, value and all fields before the mark are equal.
 
-    If they are too large, only their beginnings are carried and compared.
+    If they are too large, only their beginnings are carried and compared. A copy of FORWARD has the original's time,
+    too: a member's heartbeats are equal but for that.
     """
-    at = _place_of_mark(copy.topic)
+    at, at_ms = _place_of_mark(copy.topic), _time_in(copy)
+    if at_ms and at_ms != b"%d" % original.timestamp:
+        return False
     said, read = (first_fields(record.headers, at) for record in (original, copy))
     said += [b""] * (at - len(said))
     is_said = [field or NOTHING.encode() for field in said] == [field or NOTHING.encode() for field in read]
@@ -96,11 +99,23 @@ def _is_made_from(copy: Record, original: Record) -> bool:
     return is_said and all((said or b"").startswith(read or b"") for said, read in pairs)
 
 
+def _time_in(copy: Record) -> bytes:
+    """Return AT_MS of a copy of FORWARD. It is empty for other copies; in a hub, earlier relays did not write it."""
+    fields, _ = _fields_and_mark(copy.topic)
+    if "AT_MS" not in fields:
+        return b""
+    at = fields.index("AT_MS")
+    return b"".join(first_fields(copy.headers, at + 1)[at:])
+
+
 def _place_of_mark(topic: str) -> int:
-    parsed = Topic.parse(topic)
-    role = parsed.role if parsed is not None else "relayed"
-    fields, name = _MARKS.get(role, (RELAYED_FIELDS, "RELAYED_FROM"))
+    fields, name = _fields_and_mark(topic)
     return fields.index(name)
+
+
+def _fields_and_mark(topic: str) -> tuple[Sequence[str], str]:
+    parsed = Topic.parse(topic)
+    return _MARKS.get(parsed.role if parsed is not None else "relayed", (COPIED_FIELDS, "RELAYED_FROM"))
 
 
 def _newest(

@@ -5,13 +5,14 @@ Stateless, record by record. Nothing here needs to be exactly-once: the neighbou
 * `HomeData` (a hub's home to another site): DATA unchanged, with its epoch records and the records of fenced
   sequencers, without its strays. The copy is the home's log with runs of it repeated, and the reading rule takes the
   same records from it.
-* `SiteForward` (a hub's other site to its home): FORWARD, partition by partition, into the home's relayed topic.
+* `SiteForward` (a hub's other site to its home): FORWARD, partition by partition, into the home's relayed topic, with
+  the time of its broker.
 * `MeshData` (between the sites of a mesh): DATA, record by record, into the neighbour's relayed topic, by the rules of
   `ordering.sequencer.links`. Messages become FORWARD of their original senders, views become `remote-view`, and all
   other records a `skip`. So a message of a new member comes after the view that has it. If the links form a tree, the
   messages that a sender had delivered before it sent arrive first.
 * `Agreed` (between sites that agree, `ordering.agreement.site`): FORWARD, partition by partition, into the neighbour's
-  relayed topic, with the time of its broker; and the records of DATA that make the site's log.
+  relayed topic, as in a hub; and the records of DATA that make the site's log.
 * `Letters`: the inbox topics, partition by partition.
 * `Casts`: the cast topics, partition by partition (`connectors.relay.casts`).
 
@@ -101,24 +102,26 @@ def home_data(direction: Direction) -> Copying:
 
 def forward(direction: Direction) -> Copying:
     """FORWARD of another site → FORWARD at the home."""
-    return Copying(direction, (_forward(direction, f" {NOTHING}"),))
+    return Copying(direction, (_forward(direction),))
 
 
 def agreed(direction: Direction) -> Copying:
     """FORWARD and DATA of a site → FORWARD and the site's log at one that agrees with it.
 
-    The log (`ordering.agreement.log`) is the entries and seals of DATA. FORWARD gets its broker's time, which the
-    clock there follows. Strays must be left out here: the copy lacks the key and the SOURCE that tell a stray.
+    The log (`ordering.agreement.log`) is the entries and seals of DATA. The clock there follows the time in FORWARD.
+    Strays must be left out here: the copy lacks the key and the SOURCE that tell a stray.
     """
     at = DATA_FIELDS.index("SOURCE")
     entries = f".entries-{direction.source}.{direction.target}"
     log = CopyWay("log", f".data.{direction.source}", entries, at, at + 1)
-    return Copying(direction, (_forward(direction, f" {NOTHING} ")._replace(says_when=True), log))
+    return Copying(direction, (_forward(direction), log))
 
 
-def _forward(direction: Direction, behind: str) -> CopyWay:
+def _forward(direction: Direction) -> CopyWay:
     fields = len(FORWARD_FIELDS)
-    return CopyWay("all", f".forward.{direction.source}", relayed(direction), fields, fields, behind)
+    return CopyWay(
+        "all", f".forward.{direction.source}", relayed(direction), fields, fields, f" {NOTHING} ", says_when=True
+    )
 
 
 def relayed(direction: Direction) -> str:

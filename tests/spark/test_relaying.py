@@ -155,22 +155,22 @@ def test_each_group_has_a_session_of_its_own(spark: SparkSession) -> None:
 
 
 ASKED: list[tuple[list[Any], list[Any]]] = [
-    (["2 message 7 1"], ["2 message 7 1 MARK -"]),
-    (["2 message 7 1", ("trace", b"\xff")], ["2 message 7 1 MARK -", ("trace", b"\xff")]),
-    (["2 message 7 1 later  still"], ["2 message 7 1 MARK - later  still"]),
-    (["2 message 7 1 - 1.2.3.4"], ["2 message 7 1 MARK - - 1.2.3.4"]),
-    (["2 message 7 "], ["2 message 7  MARK -"]),
-    (["2 message 7"], ["2 message 7 - MARK -"]),
-    (["2"], ["2 - - - MARK -"]),
-    ([""], [" - - - MARK -"]),
-    ([], [" - - - MARK -"]),
-    ([("trace", b"")], [" - - - MARK -", ("trace", b"")]),
-    ([("abcast", None)], [" - - - MARK -"]),
-    ([("a", b"1"), "2 message 7 1", ("b", b"2")], ["2 message 7 1 MARK -", ("a", b"1"), ("b", b"2")]),
-    (["2 message 7 1", "2 message 7 2"], ["2 message 7 1 MARK -", "2 message 7 2"]),
-    (["2 message 7 1", ("abcast-x", b"")], ["2 message 7 1 MARK -", ("abcast-x", b"")]),
-    ([("abcast", b"2 message 7 \xf0 - 7")], [("abcast", b"2 message 7 \xf0 MARK - - 7")]),
-    ([("abcast", b"2 m\xff 7 1 \xff\0")], [("abcast", b"2 m\xff 7 1 MARK - \xff\0")]),
+    (["2 message 7 1"], ["2 message 7 1 MARK - AT_MS"]),
+    (["2 message 7 1", ("trace", b"\xff")], ["2 message 7 1 MARK - AT_MS", ("trace", b"\xff")]),
+    (["2 message 7 1 later  still"], ["2 message 7 1 MARK - AT_MS later  still"]),
+    (["2 message 7 1 - 1.2.3.4"], ["2 message 7 1 MARK - AT_MS - 1.2.3.4"]),
+    (["2 message 7 "], ["2 message 7  MARK - AT_MS"]),
+    (["2 message 7"], ["2 message 7 - MARK - AT_MS"]),
+    (["2"], ["2 - - - MARK - AT_MS"]),
+    ([""], [" - - - MARK - AT_MS"]),
+    ([], [" - - - MARK - AT_MS"]),
+    ([("trace", b"")], [" - - - MARK - AT_MS", ("trace", b"")]),
+    ([("abcast", None)], [" - - - MARK - AT_MS"]),
+    ([("a", b"1"), "2 message 7 1", ("b", b"2")], ["2 message 7 1 MARK - AT_MS", ("a", b"1"), ("b", b"2")]),
+    (["2 message 7 1", "2 message 7 2"], ["2 message 7 1 MARK - AT_MS", "2 message 7 2"]),
+    (["2 message 7 1", ("abcast-x", b"")], ["2 message 7 1 MARK - AT_MS", ("abcast-x", b"")]),
+    ([("abcast", b"2 message 7 \xf0 - 7")], [("abcast", b"2 message 7 \xf0 MARK - AT_MS - 7")]),
+    ([("abcast", b"2 m\xff 7 1 \xff\0")], [("abcast", b"2 m\xff 7 1 MARK - AT_MS \xff\0")]),
 ]
 """Headers as a client writes them, and as a hub's relay passes them on; a text is the header `abcast`."""
 FORWARDED, BROUGHT = "abcast.a.b-c.forward.sfo", "abcast.a.b-c.relayed-sfo.nyc"
@@ -180,7 +180,7 @@ THERE = ("nyc", "oak")
 of_letters = functools.partial(letters, at_target=THERE)
 of_casts = functools.partial(casts, at_target=THERE, of_views=True)
 OF_CLIENTS: list[tuple[Callable[[Direction], Rule], str, str, tuple[int, int], str]] = [
-    (forward, FORWARDED, BROUGHT, (4, 4), "MARK -"),
+    (forward, FORWARDED, BROUGHT, (4, 4), "MARK - AT_MS"),
     (agreed, FORWARDED, BROUGHT, (4, 4), "MARK - AT_MS"),
     (of_letters, INBOX, INBOX, (5, 5), "MARK"),
     (of_casts, CAST, CAST, (7, 7), "MARK"),
@@ -510,9 +510,9 @@ def _said(header: str | bytes) -> Any:
 
 def _whole(headers: list[Any], row: Row | None = None) -> list[tuple[str, Any]]:
     """Return headers of the tables above, with the mark of that row."""
-    mark = f"sfo/{row.source}".encode() if row is not None else b""
+    mark, at_ms = (f"sfo/{row.source}".encode(), b"%d" % row.timestamp_ms) if row is not None else (b"", b"")
     named = [("abcast", header.encode()) if isinstance(header, str) else header for header in headers]
-    return [(name, value and value.replace(b"MARK", mark)) for name, value in named]
+    return [(name, value and value.replace(b"MARK", mark).replace(b"AT_MS", at_ms)) for name, value in named]
 
 
 def test_the_ledger_has_the_seqno_at_the_origin(spark: SparkSession) -> None:

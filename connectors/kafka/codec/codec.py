@@ -74,8 +74,10 @@ RELAYED_FIELDS = (*FORWARD_FIELDS, "RELAYED_FROM", "LINK")
 (`SITE/topic-partition:offset`) that this one was copied from; in a mesh, LINK is the link's data
 (`ordering.sequencer.links`).
 """
-AGREED_FIELDS = (*RELAYED_FIELDS, "AT_MS")
-"""The fields between sites that agree. AT_MS is the timestamp from the neighbouring broker."""
+COPIED_FIELDS = (*RELAYED_FIELDS, "AT_MS")
+"""The fields of a copied FORWARD record, in a hub and between sites that agree. AT_MS is the timestamp from the
+neighbouring broker.
+"""
 LETTER_FIELDS = (*FORWARD_FIELDS, "SENDER", "RELAYED_FROM")
 """The fields of a letter, whose key is its receiver."""
 # Reasons for a dead letter, in the order of the checks.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from connectors.kafka.codec.codec import AGREED_FIELDS, DATA_FIELDS, FORWARD_FIELDS, NUMBER_PATTERN, decode_data
+from connectors.kafka.codec.codec import COPIED_FIELDS, DATA_FIELDS, FORWARD_FIELDS, NUMBER_PATTERN, decode_data
 from connectors.kafka.codec.headers import HEADER, NOTHING
 from connectors.kafka.codec.plain_record import PlainRecord, Record
 from ordering.base.names import Topic
@@ -20,7 +20,7 @@ LATEST_MS = 9_000_000_000_000_000
 """The latest time that Spark can read from Kafka."""
 _NUMBER = re.compile(NUMBER_PATTERN.encode("ascii"))
 _SOURCE = DATA_FIELDS.index("SOURCE")
-_RELAYED_FROM, _AT_MS = AGREED_FIELDS.index("RELAYED_FROM"), AGREED_FIELDS.index("AT_MS")
+_RELAYED_FROM, _AT_MS = COPIED_FIELDS.index("RELAYED_FROM"), COPIED_FIELDS.index("AT_MS")
 
 
 class Input(NamedTuple):
