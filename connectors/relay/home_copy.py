@@ -5,6 +5,10 @@ first one that retention has left. A start carries from the first seqno that suc
 begins in the middle of the order, or has a later epoch behind a missing seqno: the reader would skip the repeated
 records. So a crash at any point costs nothing: the copy alone tells the next start where it goes on.
 
+A reader of the copy reads all bases in EPOCH, and the records of DATA behind the newest one. Nothing deletes bases. So
+both grow with the square root of the history: each BASES_PER_STEP bases, the next ones are SNAPSHOT_EVERY_RECORDS
+further apart. After a billion records there are 11,000 bases, 180,000 records apart.
+
 A relay that runs keeps the invariant as long as the copy keeps what it had. If the topic is recreated, or loses its
 end, the relay would go on behind a hole. Each look (`post_base`) compares the copy with the last record that the look
 before has seen, and checks its beginning. After a difference the relay starts anew. It carries a recreated copy from
@@ -30,6 +34,10 @@ from ordering.base.records import Data
 from ordering.sequencer.sequencer import SNAPSHOT_EVERY_RECORDS, seal, snapshot
 from ordering.sequencer.state import SequencerState
 
+BASES_PER_STEP = 1_000
+"""The number of bases that are equally far apart. A start then spends about as long on the bases as on the records
+behind the newest one.
+"""
 _LAST_RECORDS = 50
 """Records read back from the copy's end for its last message: seals and snapshots may come after it."""
 
@@ -174,7 +182,7 @@ class HomeCopy:
 
     def post_base(self) -> None:
         """Post an earlier state of the home, once the copy has all the records that the state counts. Take the next
-        state SNAPSHOT_EVERY_RECORDS later.
+        state SNAPSHOT_EVERY_RECORDS later, or more if there are many bases.
 
         Raises UsageError if the copy has become the home, or another home fills it, too; EndLost if the copy has lost
         records that were carried.
@@ -186,7 +194,8 @@ class HomeCopy:
             self._unseen = None
         end = self.home.end()
         base = self._base
-        if base is None and end - self._looked_at >= SNAPSHOT_EVERY_RECORDS:
+        steps = 1 + len(self.copy.epochs.known.bases) // BASES_PER_STEP
+        if base is None and end - self._looked_at >= steps * SNAPSHOT_EVERY_RECORDS:
             base = self._base = self.home.state(end)
             self._looked_at = end
         if base is not None and self._unseen is None and self._has(base):

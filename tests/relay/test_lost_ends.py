@@ -268,6 +268,25 @@ def test_a_base_that_ends_with_a_pack_is_posted(ends: Ends) -> None:
         assert [base.seqno for base in copy.epochs.bases_where(lambda base: True)] == [9]
 
 
+def test_bases_come_more_and_more_seldom(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each reader of the copy reads all of them, and nothing deletes any."""
+    monkeypatch.setattr("connectors.relay.home_copy.BASES_PER_STEP", 5)
+    relay, posted = ends.start(), list[int]()
+    with DataLog(ends.kafkas["sfo"], "g", "sfo") as copy:
+        for _ in range(60):
+            ends.order(1)
+            relay.carry()
+            relay.job.check()
+            posted.append(len(copy.epochs.read().bases))
+    assert [posted.index(count) + 1 for count in range(1, 21)] == [
+        *range(1, 6),
+        *range(7, 17, 2),
+        *range(18, 31, 3),
+        *range(34, 51, 4),
+    ]
+    assert ends.knows("sfo") == 60
+
+
 def _recreate(ends: Ends, *, also_epoch: bool) -> None:
     """Delete the copy's topics and create them again, while the relay runs."""
     for role in ("data", "epoch") if also_epoch else ("data",):

@@ -64,7 +64,7 @@ class Epochs:
     acts: deque[Act] = field(default_factory=lambda: deque(maxlen=KEPT))
     """The newest acts of operators, the newest last."""
     bases: list[int] = field(default_factory=list)
-    """The offsets of bases in EPOCH: about one for 16,384 records of DATA."""
+    """The offsets of bases in EPOCH: one for 16,384 records of DATA, or more (`connectors.relay.home_copy`)."""
     below: int = 0
     """The offset in EPOCH up to which everything was read."""
 
