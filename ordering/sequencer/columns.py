@@ -166,7 +166,8 @@ def _take_linked(links: LinkTable, positions: Mapping[Partition, int], rows: For
             continue
         in_partition = np.flatnonzero(rows.partition == code)
         offset = rows.offset[in_partition]
-        holes = np.flatnonzero(offset > np.append(positions.get(partition, 0), offset[:-1] + 1))
+        expected = np.append(positions.get(partition, 0), offset[:-1] + 1)
+        holes = np.flatnonzero(offset > np.maximum.accumulate(expected))  # records below the position are read again
         whole = in_partition[: holes[0]] if len(holes) else in_partition
         at = whole[linked[whole]]
         if rows.link is not None and len(at):
