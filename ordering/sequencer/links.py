@@ -226,6 +226,18 @@ def carry(record: Data, source: str, session: int, carries: Callable[[str], bool
         return CarriedRecord(MESSAGE, record.sender, record.incarnation, record.local_seqno, record.payload, link)
     link = Link(session, record.epoch, record.seqno, 0)
     if record.kind in ACROSS:
-        said = ACROSS[record.kind]
-        return CarriedRecord(said, relay_of(source), record.epoch, record.view, record.payload, link)
+        said, payload = ACROSS[record.kind], _members_of(record.payload)
+        return CarriedRecord(said, relay_of(source), record.epoch, record.view, payload, link)
     return CarriedRecord(SKIP, relay_of(source), 1, 1, b"", link)
+
+
+def _members_of(view: bytes) -> bytes:
+    """Return the payload of a view with its members alone.
+
+    DATA takes longer payloads than FORWARD, and a view that names many joiners twice may have one. If the neighbour
+    refused it, it would take nothing of the session behind it. A payload that is no view stays as it is.
+    """
+    try:
+        return canonical_json({"members": json.loads(view)["members"]})
+    except UNREADABLE:
+        return view

@@ -101,9 +101,18 @@ def _linked(rows: DataFrame, rule: Linking) -> DataFrame:
         _renamed(f".data.{direction.source}", relayed(direction)),
         "partition",
         F.when(is_message, F.col("key")).otherwise(F.lit(relay).cast("binary")).alias("key"),
-        F.when(is_message | changes_kind, F.col("value")).otherwise(F.lit(b"")).alias("value"),
+        F.when(is_message, F.col("value"))
+        .when(changes_kind, _members_of(F.col("value")))
+        .otherwise(F.lit(b""))
+        .alias("value"),
         F.when(is_message, F.concat(header, spark_codec.application_headers())).otherwise(header).alias("headers"),
     )
+
+
+def _members_of(view: Column) -> Column:
+    """Return the payload of a view with its members alone; any other payload as it is."""
+    members = F.get_json_object(view.cast("string"), "$.members")
+    return F.coalesce(F.concat(F.lit('{"members":'), members, F.lit("}")).cast("binary"), view)
 
 
 def _session(sessions: Mapping[str, int]) -> Column:

@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ordering.base.canonical import canonical_json
+from ordering.base.capacity import MAX_MEMBERS_BYTES, has_room_for_member
 from ordering.base.kinds import COLUMN_KINDS
 from ordering.base.names import relay_of
 from ordering.base.records import (
@@ -18,6 +20,7 @@ from ordering.base.records import (
     JOIN,
     LINK_START,
     MAX_NUMBER,
+    MAX_PAYLOAD_BYTES,
     MESSAGE,
     REMOTE_VIEW,
     SKIP,
@@ -28,6 +31,7 @@ from ordering.base.records import (
     Malformed,
     Source,
 )
+from ordering.membership.membership import remote_members
 from ordering.sequencer.links import LinkRow, LinkStart, LinkTable, carry
 from ordering.sequencer.sequencer import Step, absorb, seal, snapshot, step
 from ordering.sequencer.state import SequencerState
@@ -227,6 +231,25 @@ def test_what_a_relay_says() -> None:
     assert said(Data(VIEW, 2, 9, view=3)) == (REMOTE_VIEW, relay_of("a"), (5, 2, 9, 0))
     assert said(snapshot(opened(4))) == (SKIP, relay_of("a"), (5, 4, 0, 0))
     assert said(replace(own, kind=JOIN)) == (SKIP, relay_of("a"), (5, 2, 9, 0))
+
+
+@pytest.mark.parametrize("length", [9, 40, 128])
+def test_the_view_of_the_largest_group_is_a_good_record(length: int) -> None:
+    """DATA has larger ones. The neighbour would refuse such a record, and take nothing of the session behind it."""
+    names = [f"a/{number:0{length - 2}}" for number in range(MAX_MEMBERS_BYTES // (64 + 2 * length))]
+    assert has_room_for_member(names[:-1], names[-1])
+    assert not has_room_for_member(names, f"a/{'x' * (length - 2)}")
+    view = {"members": [[name, MAX_NUMBER] for name in names], "joined": names, "left": [], "suspected": [], "flush": 0}
+    data = Data(VIEW, 2, 9, view=3, payload=canonical_json(view))
+    assert len(data.payload) > MAX_PAYLOAD_BYTES
+    told = carry(data, "a", 5, lambda _: True)
+    assert len(told.payload) <= MAX_PAYLOAD_BYTES
+    assert [member.address for member in remote_members(told.sender, told.payload) or ()] == names
+
+
+@pytest.mark.parametrize("payload", [b"", b"[" * 100_000, b"[1]", b'{"joined":[]}', b'{"members":NaN}', b"\xff"])
+def test_a_view_that_is_none_is_left_to_the_neighbour(payload: bytes) -> None:
+    assert carry(Data(VIEW, 2, 9, view=3, payload=payload), "a", 5, lambda _: True).payload == payload
 
 
 # Any log.
