@@ -197,8 +197,6 @@ class _Columns:
             return irregular
         if head.count(b" ") != len(FORWARD_FIELDS) - 2 or record.incarnation > highest:
             return irregular
-        if len(raw.headers) > 1 and record.headers != tuple(raw.headers[1:]):  # a null value
-            return irregular
         most = most_messages(record.headers) if record.kind == MESSAGES else 1
         return self._index_of(record.sender, record.incarnation, record.kind), most
 

@@ -30,7 +30,6 @@ from ordering.base.records import (
     LINK_START,
     MAX_NUMBER,
     MESSAGE,
-    MESSAGES,
     SKIP,
     Data,
     Forward,
@@ -207,8 +206,6 @@ def carry_each(record: Data, source: str, session: int, carries: Callable[[str],
 
     Of a kind of a later version, each is a skip. `connectors.relay.spark.columns` has the same as Spark columns.
     """
-    if record.count == 1 and record.kind != MESSAGES:
-        return [carry(record, source, session, carries)]
     return [
         carry(replace(each, seqno=number), source, session, carries)
         for each in unpacked(record)
