@@ -48,7 +48,6 @@ class ProcessTable(AppendOnlyTable[State, pa.Table]):
     """A table that delta-rs appends to."""
 
     _delta: DeltaTable | None = None
-    _merged_at = 0
 
     def _commit(self, rows: pa.Table, tag: str) -> bool:
         assert self.state.newest is not None
@@ -81,14 +80,13 @@ class ProcessTable(AppendOnlyTable[State, pa.Table]):
         return True
 
     def merge_now_and_then(self) -> None:
-        """Merge the small files of each group after every MERGE_AFTER appends. The caller holds the lock.
+        """Merge the small files of each group after every MERGE_AFTER appends. Call it behind each, under the lock.
 
         The table counts its appends, so that they go on with the next process.
         """
         merges, behind = divmod(self.state.version, MERGE_AFTER)
-        if behind or merges == self._merged_at:
+        if behind:
             return
-        self._merged_at = merges
         try:
             open_delta(self._path).optimize.compact(
                 target_size=merged_bytes(merges),
@@ -155,7 +153,8 @@ def create_table(path: Location, layout: Layout) -> None:
 
 def merged_bytes(merges: int) -> int:
     """Return the size in bytes up to which the merge of that number, from 1 on, merges files."""
-    level = next((level for level in range(1, LEVELS) if merges % 4**level), LEVELS) - 1
+    zeros = (merges & -merges).bit_length() - 1
+    level = min(zeros // 2, LEVELS - 1)
     return LEAST_MERGED_BYTES << 2 * level
 
 
@@ -187,11 +186,9 @@ class ProcessLedger:
         """
         self.check()  # first: the lock's directory may be gone with them
         with self._lock.held(self._is_ending):
-            if len(views):
-                self._views.append(views, _reached(views))
-                self._views.merge_now_and_then()
-            self.ledger.append(rows, _reached(rows))
-            self.ledger.merge_now_and_then()
+            for table, new in ((self._views, views), (self.ledger, rows)):
+                if len(new) and table.append(new, _reached(new)):
+                    table.merge_now_and_then()
 
 
 def _reached(rows: pa.Table) -> dict[str, int]:
