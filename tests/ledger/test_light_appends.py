@@ -3,18 +3,42 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable, write_deltalake
 
 from connectors.ledger.process import table
 from connectors.ledger.process.rows import LEDGER_ARROW, VIEWS_ARROW
 from connectors.ledger.process.table import ProcessLedger, create_tables
+from connectors.ledger.table_state import commit_file
 
 
 def append(ledger: ProcessLedger, first: int, last: int) -> None:
     rows = [{"group_name": "g", "seqno": seqno} for seqno in range(first, last + 1)]
     ledger.append(pa.Table.from_pylist(rows, LEDGER_ARROW), VIEWS_ARROW.empty_table())
+
+
+def test_old_commits_are_looked_for_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look lists the whole log, so not each append may have one."""
+    looks: list[bool] = []
+
+    def write(*arguments: Any, **options: Any) -> None:
+        looks.append(options["post_commithook_properties"].cleanup_expired_logs)
+        write_deltalake(*arguments, **options)
+
+    monkeypatch.setattr(table, "MERGE_AFTER", 10)
+    monkeypatch.setattr(table, "write_deltalake", write)
+    create_tables(tmp_path)
+    short = {"delta.logRetentionDuration": "interval 0 days", "delta.checkpointInterval": "5"}
+    DeltaTable(str(tmp_path / "ledger")).alter.set_table_properties(short)
+    ledger = ProcessLedger(tmp_path, lambda: False)
+    for seqno in range(1, 21):
+        append(ledger, seqno, seqno)
+    assert looks == [number % 10 == 0 for number in range(1, 21)]
+    assert not commit_file(tmp_path / "ledger", 0).exists()
+    assert len(list((tmp_path / "ledger" / "_delta_log").glob("*.json"))) < 15
 
 
 def test_an_append_that_made_no_commit_merges_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

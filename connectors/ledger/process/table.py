@@ -33,7 +33,9 @@ from connectors.storage.location import Location, delta_options
 from ordering.base.errors import EnvironmentProblem
 
 MERGE_AFTER = 100
-"""Appends between two merges of small files. Each append makes a file for each group in it."""
+"""Appends between two merges of small files, and between two looks for old commits. Each append makes a file for each
+group in it.
+"""
 LEAST_MERGED_BYTES = 128 * 1024
 LEVELS = 6
 """The size up to which most merges merge files. Every fourth merge takes files up to four times that size, every
@@ -68,7 +70,10 @@ class ProcessTable(AppendOnlyTable[State, pa.Table]):
                     max_commit_retries=0,
                     app_transactions=[Transaction(TRANSACTION, self.state.version + 1)],
                 ),
-                post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=True),
+                # To look for old commits is to list the whole log, which has some 100,000 files.
+                post_commithook_properties=PostCommitHookProperties(
+                    cleanup_expired_logs=(self.state.version + 1) % MERGE_AFTER == 0
+                ),
             )
         except CommitFailedError:
             self._delta = None
