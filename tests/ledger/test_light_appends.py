@@ -7,12 +7,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable, TableFeatures, write_deltalake
 
 from connectors.ledger.process import table
 from connectors.ledger.process.rows import LEDGER_ARROW, VIEWS_ARROW
 from connectors.ledger.process.table import ProcessLedger, create_tables
 from connectors.ledger.table_state import commit_file
+from ordering.base.errors import EnvironmentProblem
 
 
 def append(ledger: ProcessLedger, first: int, last: int) -> None:
@@ -56,3 +57,23 @@ def test_an_append_that_made_no_commit_merges_nothing(tmp_path: Path, monkeypatc
         for last in (1, 2):
             append(ledger, 1, last)
     assert merged == [1]
+
+
+def test_a_lasting_cause_is_told_and_is_no_rival(tmp_path: Path) -> None:
+    """Delta has one error for a rival's commit and for a table that it can't write."""
+    create_tables(tmp_path)
+    ledger = ProcessLedger(tmp_path, lambda: False)
+    found = DeltaTable(str(tmp_path / "ledger"))
+    found.alter.add_feature(TableFeatures.RowTracking, allow_protocol_versions_increase=True)
+    with pytest.raises(EnvironmentProblem, match=r"ledger can't be written: .*RowTracking"):
+        append(ledger, 1, 1)
+
+
+def test_a_start_tells_a_lasting_cause(tmp_path: Path) -> None:
+    """An older table lacks a property, and can't be given it."""
+    create_tables(tmp_path)
+    found = DeltaTable(str(tmp_path / "ledger"))
+    found.alter.set_table_properties({"delta.appendOnly": "false"})
+    found.alter.add_feature(TableFeatures.RowTracking, allow_protocol_versions_increase=True)
+    with pytest.raises(EnvironmentProblem, match=r"ledger can't be written: .*RowTracking"):
+        create_tables(tmp_path)

@@ -27,7 +27,14 @@ from connectors.ledger.process.rows import arrow_schema
 from connectors.ledger.row import GROUP
 from connectors.ledger.seqno_table import LEDGER, VIEWS, SeqnoTable
 from connectors.ledger.table_lock import ProcessLock
-from connectors.ledger.table_state import TRANSACTION, TableState, open_table, read_table_state, read_views_state
+from connectors.ledger.table_state import (
+    TRANSACTION,
+    TableState,
+    commit_file,
+    open_table,
+    read_table_state,
+    read_views_state,
+)
 from connectors.spark.data_directory import disk_full
 from connectors.storage.location import Location, delta_options
 from ordering.base.errors import EnvironmentProblem
@@ -75,12 +82,11 @@ class ProcessTable(AppendOnlyTable[State, pa.Table]):
                     cleanup_expired_logs=(self.state.version + 1) % MERGE_AFTER == 0
                 ),
             )
-        except CommitFailedError:
-            self._delta = None
-            return False
         except (DeltaError, OSError) as error:
             self._delta = None
             self.check()  # a replaced table explains the error
+            if isinstance(error, CommitFailedError) and self._seen != self.state.newest:
+                return False  # another writer was faster
             raise not_written(self._path, error) from error
         return True
 
@@ -98,8 +104,8 @@ class ProcessTable(AppendOnlyTable[State, pa.Table]):
                 max_concurrent_tasks=1,
                 commit_properties=CommitProperties(max_commit_retries=0),
             )
-        except CommitFailedError:
-            _logger.debug("%s: another writer was faster than the merge", self._path)
+        except CommitFailedError as error:
+            _logger.debug("%s: another writer was faster than the merge: %s", self._path, error)
         except (DeltaError, OSError) as error:
             raise not_written(self._path, error) from error
 
@@ -147,10 +153,10 @@ def create_table(path: Location, layout: Layout) -> None:
                 table.alter.add_columns([Field.from_arrow(schema.field(name)) for name in lacks.columns])
             if lacks.properties:
                 table.alter.set_table_properties(dict(lacks.properties))
-        except CommitFailedError:
-            continue
         except (DeltaError, OSError) as error:
-            raise not_written(path, error) from error
+            version = -1 if table is None else table.version()
+            if not isinstance(error, CommitFailedError) or not commit_file(path, version + 1).exists():
+                raise not_written(path, error) from error
         else:
             return
     raise contended(path)
