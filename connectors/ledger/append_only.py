@@ -3,8 +3,11 @@
 Invariant. The table takes an append if, and only if, no other writer has appended since this one read the table. An
 append carries Delta's transaction identifier `abcast-ledger` with the version after the one that was read. If two
 writers read the same version, one commits, and the other finds that it did not: under the lock of
-`connectors.ledger.table_lock` it reads the table again before it tries; without the lock, Delta refuses the append, or
-skips it. So the table has every row that a writer leaves out, and had none of the rows that a writer appends.
+`connectors.ledger.table_lock` it looks at the table again before it tries; without the lock, Delta refuses the append,
+or skips it. So the table has every row that a writer leaves out, and had none of the rows that a writer appends.
+
+A look reads the files that others have added since, if all their commits were such appends, or merges of small files
+that change no row. Otherwise it reads the whole table.
 
 A table that is deleted or replaced under a writer lacks the last commit that the writer knows. The writer looks for
 that commit before each append, and stops if it is missing. Otherwise Delta would make a new table of these rows alone.
@@ -21,11 +24,12 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import deltalake
 
 from connectors.ledger.table_state import (
+    TRANSACTION,
     Commit,
     LedgerReplaced,
     TableState,
@@ -51,6 +55,8 @@ KEPT = {
 PLAIN = {"delta.columnMapping.mode": "none", "delta.enableDeletionVectors": "false"}
 """Features that some readers lack: Spark's defaults may turn them on for each new table."""
 MAX_ATTEMPTS = 20
+MOST_FOLLOWED = 100
+"""The most commits of others that are read one by one: a file takes a millisecond, a row of the whole table one µs."""
 
 
 State = TypeVar("State", bound=TableState)
@@ -122,11 +128,11 @@ class AppendOnlyTable(ABC, Generic[State, Rows]):
         """Note the state after an append. Other commits are counted if they leave the rows as they were, as Delta's own
         merges of small files do.
 
-        The state lacks what any other commit did, such as another writer's append: the next look reads the table anew.
+        The state lacks what any other commit did, such as another writer's append: the next look finds it.
         """
         version = self._newest_version
         while (later := commit_file(self._path, version + 1)).exists() and (
-            version + 1 == self._appended_at or not _changes_rows(later)
+            version + 1 == self._appended_at or _change(later) == _MERGE
         ):
             version += 1
         newest = Commit(version, digest_of(self._path, version))
@@ -138,13 +144,37 @@ class AppendOnlyTable(ABC, Generic[State, Rows]):
         return contended(self._path)
 
     def look_again(self) -> None:
-        """Read the state anew if others have committed since. Raises LedgerReplaced, LedgerDamaged."""
+        """Bring the state up to date if others have committed since. Raises LedgerReplaced, LedgerDamaged."""
         self.check()
         if self._seen != self.state.newest:
-            self.state = self._read_state(self._path)
+            self.state = self._followed() or self._read_state(self._path)
             if self.state.newest is None:
                 raise self._replaced()
             self._seen = self.state.newest
+
+    def _followed(self) -> State | None:
+        """Return the state behind the commits of others, from the files that these add; None if these do not tell it.
+
+        They do not if the table was set back or replaced, if its columns or features changed, or if its log was cut.
+        """
+        known = self.state.newest
+        assert known is not None
+        if self._seen.version - known.version > MOST_FOLLOWED:
+            return None
+        files, version = list[Mapping[str, Any]](), self.state.version
+        for number in range(known.version + 1, self._seen.version + 1):
+            try:
+                change = _change(commit_file(self._path, number))
+            except (FileNotFoundError, ValueError):
+                return None
+            if change is None:
+                return None
+            files += change.files
+            version = max(version, change.version)
+        if not known.is_in_log(self._path):
+            return None
+        followed = cast("State | None", self.state.with_files(self._path, files))
+        return None if followed is None else replace(followed, version=version, newest=self._seen)
 
     @property
     def _newest_version(self) -> int:
@@ -190,11 +220,34 @@ class LedgerContended(AbcastError):
     retriable = True
 
 
-def _changes_rows(commit: Location) -> bool:
-    """Whether a commit adds or removes rows, or has a writer's transaction."""
+class _Change(NamedTuple):
+    """The new rows in a commit: their files, as Delta describes them, and the version of the writer's transaction."""
+
+    files: list[Mapping[str, Any]]
+    version: int
+
+
+_MERGE = _Change([], 0)
+"""The change that leaves the rows as they were."""
+
+
+def _change(commit: Location) -> _Change | None:
+    """Return the change that a commit makes; None if it is neither a merge nor an append of a ledger's job.
+
+    Raises FileNotFoundError, ValueError.
+    """
     actions = [json.loads(line) for line in commit.read_text(encoding="utf-8").splitlines()]
-    files = [action[kind] for action in actions for kind in ("add", "remove") if kind in action]
-    return any("txn" in action for action in actions) or any(file.get("dataChange", True) for file in files)
+    of_kind: dict[str, list[Mapping[str, Any]]] = {"add": [], "remove": [], "txn": [], "commitInfo": []}
+    for action in actions:
+        for kind, value in action.items():
+            if kind not in of_kind:
+                return None
+            of_kind[kind].append(value)
+    added, removed, transactions = of_kind["add"], of_kind["remove"], of_kind["txn"]
+    if not transactions and not any(file.get("dataChange", True) for file in (*added, *removed)):
+        return _MERGE
+    is_append = [each["appId"] for each in transactions] == [TRANSACTION] and not removed
+    return _Change(added, transactions[0]["version"]) if is_append else None
 
 
 def contended(path: Location) -> LedgerContended:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
@@ -12,7 +14,9 @@ from connectors.storage.location import Location, RemotePath, delta_options, exp
 from ordering.base.errors import AbcastError, EnvironmentProblem
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyarrow.dataset import Dataset
+    from pyarrow.fs import FileSystem
 
 
 ONLY_SPARK_READS = frozenset({"columnMapping", "deletionVectors"})
@@ -87,7 +91,23 @@ def dataset_of(table: DeltaTable, path: Location) -> Dataset:
     Arrow's own file system is used: Delta's is written in Python, so Arrow's threads may need Python while the process
     ends, and abort it (exit code 134).
     """
+    return table.to_pyarrow_dataset(filesystem=_files_below(path))
+
+
+def dataset_of_files(path: Location, files: Iterable[Mapping[str, Any]], schema: pa.Schema) -> Dataset:
+    """Return the rows of files of the table at `path`, partitioned by group. `files`: `add` actions of Delta."""
+    from pyarrow import dataset as ds
+
+    below, kind = _files_below(path), ds.ParquetFileFormat()
+    fragments = [
+        kind.make_fragment(unquote(file["path"]), below, ds.field(GROUP) == file["partitionValues"][GROUP])
+        for file in files
+    ]
+    return ds.FileSystemDataset(fragments, schema, kind, below)
+
+
+def _files_below(path: Location) -> FileSystem:
     from pyarrow.fs import LocalFileSystem, SubTreeFileSystem  # imported late: slow, and it loads pandas
 
     files, root = path.arrow() if isinstance(path, RemotePath) else (LocalFileSystem(), str(path))
-    return table.to_pyarrow_dataset(filesystem=SubTreeFileSystem(root, files))
+    return SubTreeFileSystem(root, files)

@@ -10,9 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import pyarrow as pa
 from deltalake import DeltaTable
@@ -68,6 +68,13 @@ class TableState:
     version: int = 0
     newest: Commit | None = field(default=None, compare=False)
 
+    def with_files(self, path: Location, files: Sequence[Mapping[str, Any]]) -> TableState | None:  # noqa: ARG002
+        """Return the state with the rows of files added, as `add` actions of Delta; None if these do not tell it."""
+        try:
+            return replace(self, last_seqno=_last_seqnos(files, self.last_seqno))
+        except (KeyError, TypeError):  # no partitions, or no statistics
+            return None
+
 
 def commit_file(table: Place, version: int) -> Place:
     """Return the path of the commit that makes a version of the table."""
@@ -84,11 +91,14 @@ def digest_of(table: Location, version: int) -> str:
 
 def appended_in(commit: str) -> dict[str, int]:
     """Return the last seqno of each group in the files that a commit of the ledger adds."""
-    last: dict[str, int] = {}
-    for action in map(json.loads, commit.splitlines()):
-        if added := action.get("add"):
-            group, seqno = added["partitionValues"][GROUP], json.loads(added["stats"])["maxValues"]["seqno"]
-            last[group] = max(last.get(group, 0), seqno)
+    return _last_seqnos(action["add"] for action in map(json.loads, commit.splitlines()) if "add" in action)
+
+
+def _last_seqnos(files: Iterable[Mapping[str, Any]], before: Mapping[str, int] = {}) -> dict[str, int]:
+    last = dict(before)
+    for file in files:
+        group, seqno = file["partitionValues"][GROUP], json.loads(file["stats"])["maxValues"]["seqno"]
+        last[group] = max(last.get(group, 0), seqno)
     return last
 
 

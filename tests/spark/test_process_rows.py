@@ -16,7 +16,8 @@ from connectors.kafka.codec.cast_codec import cast_headers
 from connectors.kafka.codec.codec import encode_data
 from connectors.kafka.log.data_cursor import DataCursor
 from connectors.kafka.log.data_log import Start
-from connectors.ledger.casts.writer import cast_rows
+from connectors.ledger.casts.state import read_cast_state
+from connectors.ledger.casts.writer import CastWriter, cast_rows, create_cast_table
 from connectors.ledger.one_pass import Follower, effective_rows
 from connectors.ledger.process.casts import CastTable
 from connectors.ledger.process.job import _Headers
@@ -109,3 +110,30 @@ def test_the_casts_are_the_same(spark: SparkSession, tmp_path: Path) -> None:
     ours = DeltaTable(str(tmp_path / "casts")).to_pyarrow_table().sort_by("cast_offset").to_pylist()
     theirs = cast_rows(source_frame(spark, rows)).drop("topic").orderBy("cast_offset").toArrow().to_pylist()
     assert [{name: row[name] for name in theirs[0]} for row in ours] == theirs
+
+
+def test_each_engine_follows_the_casts_of_the_other(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each reads the files that the other one has added, and the whole table never again."""
+    light = CastTable(tmp_path, lambda: False)
+    on_spark = CastWriter(create_cast_table(spark, tmp_path))
+    tables = light._table, on_spark._table
+    for table in tables:
+        monkeypatch.setattr(table, "_read_state", None)
+    rows = [
+        Row("abcast.g.cast.nyc", 0, at, b"nyc/a", b"x", cast_headers(Cast("nyc/a", 7, at + 1, b"x")), TIMESTAMP_MS + at)
+        for at in range(8)
+    ]
+    for reached in (2, 4, 6, 8):
+        if reached % 4:
+            on_spark.write(source_frame(spark, rows[:reached]), reached)
+            on_spark.check()
+        else:
+            light.append([row.record for row in rows[:reached]])
+    whole = read_cast_state(tmp_path / "casts")
+    assert whole.offsets == {("abcast.g.cast.nyc", 0): 8}
+    for table in tables:
+        table.look_again()
+        assert (table.state.numbers, table.state.offsets) == (whole.numbers, whole.offsets)
+        assert (table.state.version, table.state.newest) == (whole.version, whole.newest)

@@ -31,9 +31,8 @@ from __future__ import annotations
 import functools
 import operator
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -42,7 +41,7 @@ import pyarrow.compute as pc
 
 from connectors.ledger.answer import CASTS
 from connectors.ledger.append_only import APPEND_ONLY, KEPT, Layout
-from connectors.ledger.delta_files import dataset_of
+from connectors.ledger.delta_files import dataset_of, dataset_of_files
 from connectors.ledger.row import GROUP
 from connectors.ledger.table_state import TRANSACTION, Commit, TableState, digest_of, open_table
 from connectors.storage.location import Location
@@ -68,7 +67,20 @@ LAYOUT = Layout(
 
 _OF_NUMBERING = [GROUP, "sender", "incarnation", "view_id"]
 _OF_PLACE = [GROUP, "site", "cast_partition"]
-_OF_STATE = sorted({*_OF_NUMBERING, *_OF_PLACE, "local_seqno", "cast_offset", "written_at"})
+_OF_STATE = pa.schema(
+    {
+        GROUP: pa.string(),
+        "site": pa.string(),
+        "sender": pa.string(),
+        "incarnation": pa.int64(),
+        "view_id": pa.int64(),
+        "local_seqno": pa.int64(),
+        "cast_partition": pa.int32(),
+        "cast_offset": pa.int64(),
+        "written_at": pa.timestamp("us", "UTC"),
+    }
+)
+"""The columns that the state is read from."""
 
 
 class Numbering(NamedTuple):
@@ -118,7 +130,31 @@ class CastTableState(TableState):
     offsets: Mapping[tuple[str, int], int] = field(default_factory=dict)
     """The offset behind the last row, by topic and partition."""
     written_ms: Mapping[tuple[str, int], int] = field(default_factory=dict)
-    """The broker's time of the last row, in milliseconds, by topic and partition."""
+    """The broker's time of the last row, in milliseconds, by topic and partition; missing where it is not known."""
+
+    def with_files(self, path: Location, files: Sequence[Mapping[str, Any]]) -> CastTableState | None:
+        """Return the state with the rows of files added, as `add` actions of Delta; None if they can't be read."""
+        try:
+            return self.with_rows(dataset_of_files(path, files, _OF_STATE).to_batches())
+        except (pa.ArrowException, OSError, KeyError):  # merged since, say, and deleted
+            return None
+
+    def with_rows(self, batches: Iterable[pa.RecordBatch]) -> CastTableState:
+        """Return the state with these rows added."""
+        numbers = dict(self.numbers)
+        last = {place: (self.written_ms.get(place, 0), offset) for place, offset in self.offsets.items()}
+        for batch in batches:
+            rows = pa.Table.from_batches([batch])
+            for numbering, *run in _runs(rows):
+                numbers[numbering] = numbers.get(numbering, NONE).with_run(*run)
+            for place, at in _last_rows(rows):
+                last[place] = max(last.get(place, at), at)
+        return replace(
+            self,
+            numbers=numbers,
+            offsets={place: offset for place, (_, offset) in last.items()},
+            written_ms={place: at_ms for place, (at_ms, _) in last.items() if at_ms},
+        )
 
 
 def read_cast_state(path: Location) -> CastTableState:
@@ -126,19 +162,10 @@ def read_cast_state(path: Location) -> CastTableState:
     table = open_table(path)
     if table is None:
         return CastTableState()
-    numbers: dict[Numbering, Numbers] = {}
-    last: dict[tuple[str, int], tuple[datetime, int]] = {}
-    for batch in dataset_of(table, path).to_batches(columns=_OF_STATE):
-        rows = pa.Table.from_batches([batch])
-        for numbering, *run in _runs(rows):
-            numbers[numbering] = numbers.get(numbering, NONE).with_run(*run)
-        for place, at in _last_rows(rows):
-            last[place] = max(last.get(place, at), at)
-    offsets = {place: offset for place, (_, offset) in last.items()}
-    written_ms = {place: round(at.timestamp() * 1000) for place, (at, _) in last.items()}
     version = table.version()
     newest = Commit(version, digest_of(path, version))
-    return CastTableState({}, table.transaction_version(TRANSACTION) or 0, newest, numbers, offsets, written_ms)
+    state = CastTableState({}, table.transaction_version(TRANSACTION) or 0, newest)
+    return state.with_rows(dataset_of(table, path).to_batches(columns=_OF_STATE.names))
 
 
 def _runs(rows: pa.Table) -> Iterator[tuple[Numbering, int, int]]:
@@ -154,13 +181,13 @@ def _runs(rows: pa.Table) -> Iterator[tuple[Numbering, int, int]]:
             yield numbering, number, number
 
 
-def _last_rows(rows: pa.Table) -> Iterator[tuple[tuple[str, int], tuple[datetime, int]]]:
-    """Yield for each partition the time of its newest row, and the offset behind it."""
+def _last_rows(rows: pa.Table) -> Iterator[tuple[tuple[str, int], tuple[int, int]]]:
+    """Yield for each partition the time of its newest row, in milliseconds, and the offset behind it."""
     for row in rows.group_by(_OF_PLACE).aggregate([("written_at", "max")]).to_pylist():
         row["written_at"] = row["written_at_max"]
         newest = _alike(rows, row, [*_OF_PLACE, "written_at"])["cast_offset"].to_pylist()
         place = str(Topic(row[GROUP], "cast", row["site"])), row["cast_partition"]
-        yield place, (row["written_at"], max(newest) + 1)
+        yield place, (round(row["written_at"].timestamp() * 1000), max(newest) + 1)
 
 
 def _alike(rows: pa.Table, row: Mapping[str, Any], names: Iterable[str]) -> pa.Table:
