@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -14,15 +16,19 @@ from kafka.structs import TopicPartition
 
 from connectors import Member
 from connectors.kafka.codec.codec import encode_data
+from connectors.kafka.groups import topic_finder
 from connectors.kafka.groups.group_choice import GroupChoice
+from connectors.kafka.log import same_log_consumer
 from connectors.kafka.log.data_log import Start
-from connectors.ledger.process import job, table
+from connectors.ledger.process import job, table, table_job
 from connectors.ledger.process.casts import ProcessCastJob
 from connectors.ledger.process.job import ProcessLedgerJob
 from connectors.ledger.process.table_job import LedgerOptions
 from connectors.ledger.table_state import LedgerReplaced, read_table_state, read_views_state
 from connectors.relay.bootstrap import data_of_ledger
+from connectors.testing.memory_clients import MemoryConsumer
 from connectors.testing.memory_kafka import MemoryConnection
+from connectors.testing.memory_topics import OFFSETS
 from connectors.testing.sequencer_thread import SequencerThread
 from jobs.terminal.streaming import JobThread, working
 from ordering.base.errors import EnvironmentProblem
@@ -150,6 +156,83 @@ def test_a_group_that_cannot_go_on_is_left_out(kafka: MemoryConnection, tmp_path
         has_all(tmp_path, 1, "other")
         assert not running.done.is_set()
     assert [row["seqno"] for row in rows_of(tmp_path) if row["group_name"] == "g"] == list(range(1, last + 1))
+
+
+def test_a_pass_over_many_slow_groups_ends(
+    kafka: MemoryConnection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next look may tell that they have no leader."""
+    now = [0.0]
+
+    def read() -> None:
+        now[0] += 1.0
+
+    writer: Any = ProcessLedgerJob(LedgerOptions(kafka, SITE, tmp_path))
+    writer._feeds = {str(number): SimpleNamespace(read=read) for number in range(100)}
+    monkeypatch.setattr(job, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    assert list(writer._read()) == []
+    assert now == [same_log_consumer.LOOK_S]
+
+
+@dataclass(frozen=True)
+class Asking(MemoryConnection):
+    """A connection that knows the topics whose offsets its consumers have asked for."""
+
+    asked: set[str] = field(default_factory=set)
+
+    def consumer(self, **_: Any) -> MemoryConsumer:
+        asked = self.asked
+
+        class Consumer(MemoryConsumer):
+            def _asked(self, places: Iterable[TopicPartition], timeout_ms: int | None = None) -> list[TopicPartition]:
+                found = list(places)
+                asked.update(place.topic for place in found)
+                return super()._asked(found, timeout_ms)
+
+        return Consumer(self.topics)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lacks", [(), (OFFSETS,)], ids=["no leader", "no end"])
+def test_groups_that_are_away_hold_up_no_other(
+    kafka: MemoryConnection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacks: tuple[str, ...]
+) -> None:
+    """Each is left out until it is back: a question about it takes a second, in which no group is read."""
+    groups = ("quiet", "silent")
+    monkeypatch.setattr(table_job, "SLOW_WAITS_S", (0.1,))
+    monkeypatch.setattr(same_log_consumer, "LOOK_S", 0.2)
+    monkeypatch.setattr(job, "LOOK_S", 0.2 if lacks else WAIT)
+    monkeypatch.setattr(topic_finder, "LEADERLESS_S", 0.2)
+    asking = Asking(topics=kafka.topics)
+    writer = ProcessLedgerJob(LedgerOptions(asking, SITE, tmp_path, look_every_s=0.1))
+    with ExitStack() as running:
+        for group in groups:
+            kafka.create(group, SITE)
+        members = {}
+        for group in ("g", *groups):
+            running.enter_context(SequencerThread(kafka, group, SITE))
+            members[group] = running.enter_context(member(kafka, group))
+        running.enter_context(working([writer]))
+
+        def all_get(seqno: int, groups: Iterable[str]) -> None:
+            for group in groups:
+                members[group].broadcast(b"x").result(WAIT)
+                has_all(tmp_path, seqno, group)
+
+        all_get(1, members)
+        away = [f"abcast.{group}.data.{SITE}" for group in groups]
+        for topic in away:
+            kafka.topics.take_away(topic, *lacks)
+        eventually(lambda: writer._suspended.reasons.keys() >= set(groups), what="they are left out")
+        asking.asked.clear()
+        for seqno in (2, 3, 4):
+            all_get(seqno, ["g"])
+        if not lacks:
+            assert not asking.asked.intersection(away)
+        for topic in away:
+            kafka.topics.bring_back(topic)
+        all_get(2, groups)
+        assert not writer._suspended.reasons
 
 
 @pytest.mark.slow

@@ -85,6 +85,11 @@ class DataCursor:
         """A copy of the reading rule's state at `position`."""
         return Reader(self._reader.epoch, self._reader.last_seqno)
 
+    @property
+    def untold_s(self) -> float:
+        """The seconds for which Kafka has not told the log's end, though it was asked; 0 if it told it."""
+        return self._log.untold_s(self._partition)
+
     def end(self) -> int:
         """Return the log's present end; 0 if no broker answers within a second."""
         with contextlib.suppress(KafkaError):

@@ -5,7 +5,8 @@ the record at the reader's next offset without an error.
 
 Invariant. Each record returned followed the one returned before it, in the same log. Therefore:
 
-* After each error and each pause the reader fetches the last record of each partition again. It must be unchanged.
+* After each error and each pause the reader fetches the last record of each partition again. It must be unchanged. A
+  pause of less than half a minute before it comes begins no second fetch: where polls are rare, none would ever come.
 * While a partition is quiet, the reader asks every few seconds for its end. The end must not lie below the reader. If
   Kafka does not tell it for a minute, the reader warns.
 * A reader that begins in the middle fetches the record before its position, too, and does not return it. So a quiet
@@ -16,8 +17,8 @@ Invariant. Each record returned followed the one returned before it, in the same
 
 A change is not noticed by a reader without a last record: retention had dropped it before the reader began, a
 transaction's marker lies at its offset, or the log was made anew between the reader's look at its end and the first
-fetch. Nor is a change noticed if retention then drops the last record's offset before
-the reader looks again.
+fetch. Nor is a change noticed if retention then drops the last record's offset before the reader looks again, or in a
+pause of less than half a minute, if the client holds the last record that the reader waits for.
 
 While records arrive, this costs nothing. A crash loses the last records, so a reader that stores a position stores a
 `Trace` with it.
@@ -41,6 +42,9 @@ from connectors.kafka.transport import Consumer
 
 LOOK_S = 5.0
 """Seconds without a record, or without a poll, after which the reader checks that the log is still the same."""
+
+AGAIN_S = 30.0
+"""Seconds between two polls after which a last record that is on its way is fetched again."""
 
 UNTOLD_S = 60.0
 """Seconds without an answer about a partition's end after which the reader warns."""
@@ -145,8 +149,8 @@ class SameLogConsumer:
         KafkaError.
         """
         now = time.time()
-        if abs(now - self._polled_at) > LOOK_S:
-            self._doubt()
+        if (pause_s := abs(now - self._polled_at)) > LOOK_S:
+            self._doubt(self._back if pause_s < AGAIN_S else ())
         self._polled_at = now
         try:
             polled = self._fetch(timeout_s)
@@ -161,6 +165,7 @@ class SameLogConsumer:
         for place, records in read.items():
             last = records[-1]
             self._last[place], self._next[place] = _identity(last), last.offset + 1
+            self._untold.pop(place, None)
         if self._looks:
             if abs(now - self._looked_at) > LOOK_S:
                 self._look_at_ends(self._quiet)
@@ -195,8 +200,13 @@ class SameLogConsumer:
         self._begun -= polled.keys()
         return {place: records for place, records in followed.items() if records}
 
-    def _doubt(self) -> None:
-        self._doubted, self._back = set(self._last), set()
+    def untold_s(self, place: TopicPartition) -> float:
+        """Return for how long Kafka has not told the end of the quiet partition; 0 if it told it."""
+        return abs(time.time() - self._untold[place]) if place in self._untold else 0.0
+
+    def _doubt(self, back: Iterable[TopicPartition] = ()) -> None:
+        """Doubt all logs. `back`: partitions whose consumer was moved back already, and has returned nothing since."""
+        self._doubted, self._back = set(self._last), set(back)
 
     def _note_passed(self) -> None:
         """Note how far the consumer has come, before it is moved: no record tells of a marker."""

@@ -28,6 +28,7 @@ from connectors.kafka.groups.group_choice import LOOK_EVERY_S
 from connectors.kafka.groups.unservable_groups import JOB_ERRORS
 from connectors.kafka.log.data_cursor import DataCursor
 from connectors.kafka.log.data_log import Start
+from connectors.kafka.log.same_log_consumer import LOOK_S
 from connectors.kafka.topics.topics import refusals
 from connectors.kafka.transport import Consumer
 from connectors.ledger.last_row import starts_of
@@ -73,7 +74,11 @@ class _Feed:
         self._cursor = DataCursor(self._headers, partition, start)
 
     def read(self) -> tuple[pa.Table, pa.Table] | None:
-        """Return the next rows of the ledger and of the views; None if there are none now. Raises as `DataCursor`."""
+        """Return the next rows of the ledger and of the views; None if there are none now.
+
+        Raises as `DataCursor`, and BrokerUnreachable if Kafka has not told the log's end twice: a question takes a
+        second, in which no other group is read. (An election takes less time than passes between the two.)
+        """
         last = self._cursor.reader.last_seqno
         records, headers = self._cursor.poll(0.0), self._headers.by_offset
         try:
@@ -84,6 +89,8 @@ class _Feed:
         finally:
             for offset in [offset for offset in headers if offset < self._cursor.position]:
                 del headers[offset]
+        if self._cursor.untold_s >= LOOK_S:
+            raise BrokerUnreachable(f"Kafka does not tell the end of {Topic(self._group, 'data', self._site)}.")
         return None
 
     def close(self) -> None:
@@ -153,8 +160,15 @@ class ProcessLedgerJob(ProcessTableJob):
                 self._stop.wait(PAUSE_S)
 
     def _read(self) -> Iterator[tuple[pa.Table, pa.Table]]:
-        """Yield the new rows of each group; suspend the groups whose DATA can't be read."""
-        for group, feed in random.sample(list(self._feeds.items()), len(self._feeds)):  # a batch may be full before all
+        """Yield the new rows of the groups; suspend the groups whose DATA can't be read.
+
+        The order is random, as a batch may be full before all are read, or some of them may hold up the others. Then
+        the next look comes first: it may tell that they have no leader.
+        """
+        began = time.monotonic()
+        for group, feed in random.sample(list(self._feeds.items()), len(self._feeds)):
+            if time.monotonic() - began >= LOOK_S:
+                return
             try:
                 if (rows := feed.read()) is not None:
                     yield rows
@@ -166,7 +180,7 @@ class ProcessLedgerJob(ProcessTableJob):
                 self._suspend(group, self.options.connection.refused(error))
 
     def _look(self, ledger: ProcessLedger) -> None:
-        """Open the groups that are new, or due again; close groups that are gone. Raises BrokerUnreachable."""
+        """Open the groups that are new, or due again; close groups that are gone or away. Raises BrokerUnreachable."""
         topics, site = self._finder.find(), self.options.site
         self._looked_at = time.monotonic()
         present = {topic.group for topic in topics if (topic.role, topic.site) == ("data", site)}
@@ -174,7 +188,11 @@ class ProcessLedgerJob(ProcessTableJob):
         self._close_feeds(self._feeds.keys() - present)
         for group in self._suspended.reasons.keys() - present:
             self._suspended.forget(group)
-        wanted = [group for group in sorted(present - self._feeds.keys()) if self._suspended.is_due(group)]
+        away = {topic.group: topic for topic in self._finder.leaderless() if (topic.role, topic.site) == ("data", site)}
+        for group in (present & away.keys()) - self._suspended.reasons.keys():
+            self._suspend(group, BrokerUnreachable(f"{away[group]} has no leader."))
+        closed = sorted(present - self._feeds.keys() - away.keys())  # questions about the others would wait in vain
+        wanted = [group for group in closed if self._suspended.is_due(group)]
         path, held = self.options.data / "ledger", ledger.ledger.state.last_seqno
         starts = starts_of(self.options.connection, site, path, wanted, held)
         for group, error in starts.errors.items():

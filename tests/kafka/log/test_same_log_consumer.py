@@ -290,3 +290,61 @@ def test_one_end_that_is_not_told_hides_no_change_of_another_log(
                 if not reader.goes_on():
                     return
     pytest.fail("the change was not noticed")
+
+
+class Fetching(MemoryConsumer):
+    """A consumer that fetches in the background, as librdkafka does: behind a seek, a poll that does not wait is
+    early, and the next one returns the records of that time.
+    """
+
+    is_moved = False
+    fetched: dict[TopicPartition, list[PlainRecord]] | None = None
+
+    def seek(self, place: TopicPartition, offset: int) -> None:
+        super().seek(place, offset)
+        self.is_moved, self.fetched = True, None
+
+    def poll(self, timeout_ms: int = 0) -> dict[TopicPartition, list[PlainRecord]]:
+        if self.is_moved:
+            self.is_moved, self.fetched = False, super().poll(timeout_ms)
+            return {}
+        fetched, self.fetched = self.fetched, None
+        return fetched or super().poll(timeout_ms)
+
+
+@pytest.mark.parametrize("pause_s", [1, 6])
+def test_rare_polls_that_do_not_wait_get_the_records(pause_s: int) -> None:
+    """Each poll after a pause doubts the log. If each fetched the last record again, none would return anything."""
+    reader, clock, given = Read(), Clock(), 0
+    topics, place = reader.kafka.topics, PLACES[0]
+    log = SameLogConsumer(Fetching(topics), lambda place, _: HistoryChanged(place.topic))
+    log.read({place: 0})
+    with mock.patch.object(same_log_consumer, "time", clock):
+        for number in range(1, 21):
+            topics.append(place, b"k", b"", [])
+            clock.now += pause_s
+            given += len(log.poll(0.0).get(place, ()))
+            assert given >= number - 2
+
+
+@pytest.mark.parametrize("pause_s", [31, -31, 86_400])
+def test_a_log_made_anew_in_a_long_pause_before_the_comparison(pause_s: int) -> None:
+    """The client may hold the last record of the old log: it is fetched again."""
+    reader, clock = Read(), Clock()
+    topics, place = reader.kafka.topics, PLACES[0]
+    log = SameLogConsumer(Fetching(topics), lambda place, _: HistoryChanged(place.topic))
+    log.read({place: 0})
+    with mock.patch.object(same_log_consumer, "time", clock):
+        topics.append(place, b"k", b"", [])
+        while not log.poll(0.0):
+            pass
+        clock.now += 6
+        assert not log.poll(0.0)  # the last record is on its way
+        topics.partitions[place] = []
+        topics.ahead_ms += 5_000
+        for _ in range(3):
+            topics.append(place, b"k", b"", [])
+        clock.now += pause_s
+        assert not log.poll(0.0)
+        with pytest.raises(HistoryChanged):
+            log.poll(0.0)
