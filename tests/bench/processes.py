@@ -163,12 +163,15 @@ class Child:
         """Whether it has printed `words`."""
         return words in self.log.read_text(encoding="utf-8", errors="replace")
 
+    def tail(self) -> str:
+        """Return its last words."""
+        return "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:])
+
     def wait_said(self, words: str, timeout: float = 120.0) -> float:
         """Wait until it has printed `words`; return the moment, on the monotonic clock. Raise RuntimeError."""
         while not self.said(words):
             if self.popen.poll() is not None or time.monotonic() - self.started_at > timeout:
-                tail = "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:])
-                raise RuntimeError(f"{self.log.stem} did not say {words!r}; its last words:\n{tail}")
+                raise RuntimeError(f"{self.log.stem} did not say {words!r}; its last words:\n{self.tail()}")
             time.sleep(0.01)
         return time.monotonic()
 

@@ -84,9 +84,8 @@ class Soak:
             while (at_s := time.monotonic() - began) < self.minutes * 60:
                 self.samples.append({"at_s": round(at_s, 1), **self._sample(job, children)})
                 keep({"samples": self.samples})
-                ended = [each.log.name for each in (job, *standbys, *children) if each.popen.poll() is not None]
-                if ended:
-                    raise RuntimeError(f"{', '.join(ended)} ended early; see {job.log.parent}")
+                if ended := [each for each in (job, *standbys, *children) if each.popen.poll() is not None]:
+                    raise RuntimeError("".join(f"{each.log.name} ended early:\n{each.tail()}" for each in ended))
                 time.sleep(max(0.0, SAMPLE_S - (time.monotonic() - began - at_s)))
             for child in children:
                 child.end()
