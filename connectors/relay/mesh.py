@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kafka.structs import TopicPartition
@@ -38,6 +39,20 @@ class Carried(NamedTuple):
     end: int
 
 
+@dataclass
+class _Session:
+    """A session of a group: its name, its beginning, and what the last look has found.
+
+    `carried`: at the last look that found all ordered. `considered`: where the neighbour was in the copies at the last
+    look, if it is behind.
+    """
+
+    name: int
+    began_at: float
+    carried: Carried | None = None
+    considered: int = _UNKNOWN
+
+
 class LinkStalled(AbcastError):
     """The neighbour has not ordered the records of a group's session: another one begins."""
 
@@ -54,20 +69,17 @@ class MeshData(SiteForward):
         super().__init__(*options)
         self._presence: Presence | None = None
         self._copied: Callable[[], Mapping[TopicPartition, int]] = dict
-        self._sessions: dict[str, int] = {}
-        self._unseen: list[str] = []  # the DATA topics that remain of a look
-        self._carried: dict[str, Carried] = {}  # by DATA topic, at the last look that found all ordered
-        self._considered: dict[str, int] = {}  # where the neighbour was in the copies at the last look, if it is behind
+        self._sessions: dict[str, _Session] = {}  # by group, as all that follows
+        self._unseen: list[str] = []  # the groups that remain of a look
         self._clients = ExitStack()
-        self._stalled: dict[str, AbcastError] = {}  # by group, until the look is over: they begin anew together
-        self._patience_s: dict[str, float] = {}  # by DATA topic, if it is not LOOK_EVERY_S; outlives the attempt
-        self._began_at: dict[str, float] = {}  # by DATA topic
+        self._stalled: dict[str, AbcastError] = {}  # until the look is over: they begin anew together
+        self._patience_s: dict[str, float] = {}  # if it is not LOOK_EVERY_S; outlives sessions and attempts
         self._looked_at = 0.0
 
     def begin(self, copied: Callable[[], Mapping[TopicPartition, int]]) -> None:
         """Open the relay's `Presence`."""
         self._presence, self._copied = Presence(self.source, self.target, self.direction), copied
-        self._sessions, self._unseen, self._carried, self._considered, self._stalled = {}, [], {}, {}, {}
+        self._sessions, self._unseen, self._stalled = {}, [], {}
         self._consumer = self._clients.enter_context(closing(self.target.consumer()))
         self._metadata = self._clients.enter_context(closing(self.target.metadata_client()))
         self._looked_at = time.monotonic()
@@ -80,11 +92,11 @@ class MeshData(SiteForward):
         assert self._presence is not None
         starts = ask_each(topics, self._start_of)
         # All starts are found first: a session that begins ends the one before.
+        now = time.monotonic()
         self._sessions |= {
-            str(topic): self._presence.begin(topic.group, beginning, self._is_carried)
+            topic.group: _Session(self._presence.begin(topic.group, beginning, self._is_carried), now)
             for topic, beginning in starts.items()
         }
-        self._began_at |= dict.fromkeys(map(str, starts), time.monotonic())
         return {TopicPartition(str(topic), 0): beginning.offset for topic, beginning in starts.items()}
 
     def try_again(self, group: str) -> None:
@@ -94,7 +106,7 @@ class MeshData(SiteForward):
 
     def _start_of(self, topic: Topic) -> SessionStart:
         ensure_topic(self.target, self.filled(topic), 1)
-        with DataLog(self.source, topic.group, topic.site) as here, self._there(topic.group) as there:
+        with self._here(topic.group) as here, self._there(topic.group) as there:
             reached = there.state().origins
             try:
                 return find_session_start(here, reached, self._is_carried)
@@ -114,6 +126,7 @@ class MeshData(SiteForward):
         now = time.monotonic()
         if not self._unseen and now - self._looked_at >= LOOK_EVERY_S:
             self._looked_at, self._unseen = now, list(self._sessions)
+            self._forget_deleted()
         if self._unseen:
             errors |= self._look_until(now + LOOK_FOR_S)
         if not self._unseen:
@@ -126,20 +139,26 @@ class MeshData(SiteForward):
         errors: dict[str, AbcastError] = {}
         copied = self._copied()
         while self._unseen and time.monotonic() < then:
-            name = self._unseen.pop()
+            group = self._unseen.pop()
             try:
-                self._look(name, copied.get(TopicPartition(name, 0)))
+                self._look(group, copied.get(TopicPartition(str(self._data(group)), 0)))
             except JOB_ERRORS:
                 raise
             except LinkStalled as error:
-                self._stalled[Topic.of(name).group] = error
+                self._stalled[group] = error
             except BrokerUnreachable:
                 continue  # this group is looked at again
             except AbcastError as error:
-                errors[Topic.of(name).group] = error
+                errors[group] = error
         return errors
 
-    def _look(self, name: str, copied: int | None) -> None:
+    def _forget_deleted(self) -> None:
+        """Drop the patience with groups that are gone. Raises BrokerUnreachable."""
+        if self._patience_s:
+            found = set(self.finder.find())
+            self._patience_s = {name: each for name, each in self._patience_s.items() if self._data(name) in found}
+
+    def _look(self, group: str, copied: int | None) -> None:
         """Check that the records carried at an earlier look have been ordered: only this relay would send them again.
 
         A neighbour that is behind is let alone while it considers further records of the copies. If it has considered
@@ -150,29 +169,29 @@ class MeshData(SiteForward):
 
         Raises LinkStalled, BrokerUnreachable, and what reading DATA raises.
         """
-        topic, carried = Topic.of(name), self._carried.get(name)
-        place = TopicPartition(str(self.filled(topic)), 0)
+        session, place = self._sessions[group], TopicPartition(str(self.filled(self._data(group))), 0)
+        carried = session.carried
         with self.target.reachable():
             end = int(self._consumer.end_offsets([place])[place])
-        if carried is None or not self._is_behind(topic, carried.offset):
+        if carried is None or not self._is_behind(group, carried.offset):
             if carried is not None:
-                self._patience_s.pop(name, None)
-            self._considered.pop(name, None)
+                self._patience_s.pop(group, None)
+            session.considered = _UNKNOWN
             if copied is not None:
-                self._carried[name] = Carried(copied, end)
+                session.carried = Carried(copied, end)
             return
-        self._carried[name] = carried._replace(end=min(carried.end, end))  # less if the copies were cut
-        considered, before = self._considered_by_now(place), self._considered.get(name, _UNKNOWN)
-        patience_s = self._patience_s.get(name, LOOK_EVERY_S)
-        self._considered[name] = considered
+        carried = session.carried = carried._replace(end=min(carried.end, end))  # less if the copies were cut
+        considered, before = self._considered_by_now(place), session.considered
+        patience_s = self._patience_s.get(group, LOOK_EVERY_S)
+        session.considered = considered
         if considered >= carried.end:
             is_stalled = before >= carried.end  # what it has just considered may still be on its way to DATA
         else:
-            is_stalled = considered <= before and time.monotonic() - self._began_at[name] >= patience_s
+            is_stalled = considered <= before and time.monotonic() - session.began_at >= patience_s
         if is_stalled:
-            self._patience_s[name] = 2 * patience_s
+            self._patience_s[group] = 2 * patience_s
             raise LinkStalled(
-                f"group {topic.group}: {self.direction.target} has not ordered the records copied there. "
+                f"group {group}: {self.direction.target} has not ordered the records copied there. "
                 "Does its sequencer run?"
             )
 
@@ -185,10 +204,16 @@ class MeshData(SiteForward):
             return _UNKNOWN
         return int(committed[place].offset) if place in committed else _UNKNOWN
 
-    def _is_behind(self, topic: Topic, carried: int) -> bool:
+    def _is_behind(self, group: str, carried: int) -> bool:
         """Whether the neighbour lacks records carried up to there."""
-        with DataLog(self.source, topic.group, topic.site) as here, self._there(topic.group) as there:
-            return not is_ordered(here.state(carried), there.state(), topic.site, self._is_carried)
+        with self._here(group) as here, self._there(group) as there:
+            return not is_ordered(here.state(carried), there.state(), self.direction.source, self._is_carried)
+
+    def _data(self, group: str) -> Topic:
+        return Topic(group, "data", self.direction.source)
+
+    def _here(self, group: str) -> DataLog:
+        return DataLog(self.source, group, self.direction.source)
 
     def _there(self, group: str) -> DataLog:
         return DataLog(self.target, group, self.direction.target)
@@ -199,11 +224,8 @@ class MeshData(SiteForward):
     def drop(self, group: str) -> None:
         """End the session of a group, and its heartbeats."""
         self._stalled.pop(group, None)
-        self._unseen = [name for name in self._unseen if Topic.of(name).group != group]
-        for topic in [name for name in self._sessions if Topic.of(name).group == group]:
-            self._sessions.pop(topic)
-            self._carried.pop(topic, None)
-            self._considered.pop(topic, None)
+        self._sessions.pop(group, None)
+        self._unseen = [each for each in self._unseen if each != group]
         if self._presence is not None:
             self._presence.drop(group)
 
@@ -219,4 +241,5 @@ class MeshData(SiteForward):
     def rule(self) -> Rule:
         """Make records of the link from each record of DATA."""
         not_carried = {site for site in self.sites.connections if not self._is_carried(site)}
-        return mesh_data(self.direction, self._sessions, not_carried)
+        sessions = {str(self._data(group)): session.name for group, session in self._sessions.items()}
+        return mesh_data(self.direction, sessions, not_carried)

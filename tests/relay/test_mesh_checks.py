@@ -230,13 +230,23 @@ def test_the_patience_with_a_neighbour_that_is_away_doubles(link: Callable[..., 
     assert lasted == pytest.approx([60, 60, 120], abs=5)
 
 
+def test_the_patience_with_a_group_that_is_deleted_is_forgotten(link: Callable[..., Link]) -> None:
+    one = link("a", "b")
+    one.relay._patience_s = {"a": 60.0, "b": 60.0}
+    one.relay._sessions["a"].carried = Carried(2, 1_000)  # it is behind
+    one.relay.drop("b")
+    one.far.topics.delete(str(Topic("b", "data", "far")))
+    assert stalled(one) == {"a"}
+    assert one.relay._patience_s == {"a": 120.0}
+
+
 class Behind:
     """A neighbour that is behind, and signs."""
 
     def __init__(self, one: Link) -> None:
         self.one, self.place = one, one.relayed("a")
         one.copied[TopicPartition("abcast.a.data.far", 0)] = 2
-        one.relay._carried["abcast.a.data.far"] = Carried(2, self.end)
+        one.relay._sessions["a"].carried = Carried(2, self.end)
 
     @property
     def end(self) -> int:
@@ -258,7 +268,7 @@ def test_a_neighbour_that_works_off_its_copies_gets_them_once(link: Callable[...
     for _ in range(100):
         one.here.producer().send(behind.place.topic, value=b"", partition=0)
     end = behind.end
-    one.relay._carried["abcast.a.data.far"] = Carried(2, end)
+    one.relay._sessions["a"].carried = Carried(2, end)
     assert not any(behind.stalls_at(considered) for considered in range(end - 50, end))
     assert not one.relay._patience_s
     assert not behind.stalls_at(end), "its decisions may be on their way"
@@ -275,7 +285,7 @@ def test_a_neighbour_that_considers_no_more_is_told_again(link: Callable[..., Li
 def test_copies_that_were_cut_are_all_considered_soon(link: Callable[..., Link]) -> None:
     one = link("a")
     behind = Behind(one)
-    one.relay._carried["abcast.a.data.far"] = Carried(2, behind.end + 10_000)
+    one.relay._sessions["a"].carried = Carried(2, behind.end + 10_000)
     assert not behind.stalls_at(behind.end)
     assert not behind.stalls_at(behind.end)
     assert behind.stalls_at(behind.end)
