@@ -67,12 +67,12 @@ def _oldest(here: DataLog, end: int) -> SessionStart | None:
     beginning = here.beginning()
     if beginning == 0:
         return _at(here, 0)
-    offsets = (
-        stored.offset + 1
-        for stored in here.records(beginning, end)
-        if stored.data.kind == EPOCH and stored.data.payload
-    )
-    return next(filter(None, (_at(here, offset) for offset in list(offsets))), None)
+    for start in range(beginning, end, SNAPSHOT_EVERY_RECORDS):
+        window = list(here.records(start, min(start + SNAPSHOT_EVERY_RECORDS, end)))  # `_at` reads with its consumer
+        for stored in window:
+            if stored.data.kind == EPOCH and stored.data.payload and (found := _at(here, stored.offset + 1)):
+                return found
+    return None
 
 
 def link_start(state: SequencerState, site: str, carries: Carries) -> LinkStart:
