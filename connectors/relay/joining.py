@@ -21,6 +21,11 @@ def check_has_begun(sites: Sites, group: str, name: str) -> None:
     raise UsageError(f"no other site has a group {group!r}: `abcast topics create` begins one, at all of its sites.")
 
 
+def join_under_another_name(group: str) -> str:
+    """Return the end of a sentence that says how a site of a mesh that has lost messages goes on."""
+    return f"join under another name (`abcast site add NAME --group {group} --from NEIGHBOUR --ledger DIR/ledger`)."
+
+
 def direction_of_history(sites: Sites, name: str, source: str | None, *, from_ledger: bool) -> Direction | None:
     """Return the direction in which a ledger's history comes: in a hub from the home, in a mesh from `source`.
 

@@ -4,6 +4,9 @@ Invariant. The neighbour has ordered every record before the start that the link
 DATA at that offset has the last seqno of each origin, and the neighbour's rows are as high. Rows only grow, so this is
 still true when the neighbour judges the session's `link-start` (`ordering.sequencer.links`), whatever other relays have
 brought by then. A start that is too early costs repeats, which are dropped.
+
+No session begins in DATA that ends before the neighbour's row of this site. It has lost its end, or was made anew: new
+messages there get seqnos that the neighbour has ordered, and would be dropped as repeats.
 """
 
 from __future__ import annotations
@@ -12,7 +15,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from connectors.kafka.log.data_log import DataLog
-from ordering.base.errors import HistoryUnavailable
+from connectors.relay.joining import join_under_another_name
+from ordering.base.errors import HistoryChanged, HistoryUnavailable
 from ordering.base.names import relay_of
 from ordering.base.records import EPOCH
 from ordering.membership.membership import NOTHING_ACCEPTED
@@ -40,18 +44,39 @@ def find_session_start(here: DataLog, origins: Mapping[str, int], carries: Carri
     """Return a late offset of DATA, and the state there: a neighbour with these origin rows lacks nothing before it.
 
     Looks back from the end, in steps that grow, down to the oldest offset with a known state. Raises
-    HistoryUnavailable if the neighbour lacks records before that offset.
+    HistoryUnavailable if the neighbour lacks records before that offset; HistoryChanged if DATA ends before a message
+    of its site that the neighbour has ordered: `origins` must be older than this call.
     """
-    end = here.end()
-    back = 0
-    while True:
-        is_last = end - back <= here.beginning()
-        beginning = _oldest(here, end) if is_last else _at(here, end - back)
-        if beginning is not None and covers(origins, link_start(beginning.state, here.topic.site, carries).origins):
-            return beginning
+    end, start = _end_of(here, origins.get(here.topic.site, 0))
+    back, is_last = 0, False
+    while start is None or not covers(origins, link_start(start.state, here.topic.site, carries).origins):
         if is_last:
             raise HistoryUnavailable(f"retention has dropped records of {here.topic} that its neighbour lacks.")
         back = max(SNAPSHOT_EVERY_RECORDS, 4 * back)
+        is_last = end - back <= here.beginning()
+        start = _oldest(here, end) if is_last else _at(here, end - back)
+    return start
+
+
+def _end_of(here: DataLog, ordered: int) -> tuple[int, SessionStart | None]:
+    """Return the end of DATA, and the start there, None if the state is not known.
+
+    Raises HistoryChanged if DATA ends before its site's own message `ordered`.
+    """
+    end = here.end()
+    start = _at(here, end)
+    if start is not None and start.state.own_seqno < ordered:
+        end = here.end(end + 1)  # a former leader that is cut off tells an end that is too low
+        start = _at(here, end)
+    if start is None or start.state.own_seqno >= ordered:
+        return end, start
+    site, group = here.topic.site, here.topic.group
+    raise HistoryChanged(
+        f"{here.topic} ends at seqno {start.state.own_seqno} of its own messages, and its neighbour has ordered them "
+        f"up to {ordered}: it has lost its end, or was made anew. Neighbours take new messages under the lost seqnos "
+        f"for repeats. Stop the jobs and the members of {group} at {site}, and let {site} "
+        f"{join_under_another_name(group)}"
+    )
 
 
 def _at(here: DataLog, offset: int) -> SessionStart | None:

@@ -107,7 +107,7 @@ class MeshData(SiteForward):
     def _start_of(self, topic: Topic) -> SessionStart:
         ensure_topic(self.target, self.filled(topic), 1)
         with self._here(topic.group) as here, self._there(topic.group) as there:
-            reached = there.state().origins
+            reached = there.state().origins  # first: DATA then has all that these rows count, or has lost it
             try:
                 return find_session_start(here, reached, self._is_carried)
             except HistoryUnavailable as error:

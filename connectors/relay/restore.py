@@ -61,6 +61,7 @@ from connectors.ledger.row import decode_row
 from connectors.ledger.state import state_from_ledger
 from connectors.relay.bootstrap import TellRecords, data_of_ledger, write_in_order
 from connectors.relay.home_copy import post_base
+from connectors.relay.joining import join_under_another_name
 from connectors.relay.promotion import epochs_above, move_home
 from connectors.storage.location import Location
 from ordering.base.errors import AbcastError, TopicMissing, UsageError
@@ -146,8 +147,8 @@ def check_sites(sites: Sites, group: str, site: str, last: int, *, forced: bool 
         )
     if sites.home is None:
         raise UsageError(
-            f"{site} belongs to a mesh, where its neighbours count its old seqnos: let it join under another name "
-            f"(`abcast site add NAME --group {group} --from NEIGHBOUR --ledger DIR/ledger`)."
+            f"{site} belongs to a mesh, where its neighbours count its old seqnos: let it "
+            f"{join_under_another_name(group)}"
         )
     if sites.home != site:
         raise UsageError(
@@ -252,8 +253,8 @@ def _state(ledger: Location, group: str) -> SequencerState:
         )
     if state.origins or state.membership.remote:
         raise UsageError(
-            f"{ledger} is of a site in a mesh: its neighbours count its old seqnos, so it must join under another name "
-            f"(`abcast site add NAME --group {group} --from NEIGHBOUR --ledger DIR/ledger`)."
+            f"{ledger} is of a site in a mesh: its neighbours count its old seqnos, so it must "
+            f"{join_under_another_name(group)}"
         )
     return state
 

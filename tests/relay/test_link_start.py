@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -15,8 +15,9 @@ from connectors.kafka.log.data_log import DataLog
 from connectors.relay import link_start
 from connectors.relay.link_start import find_session_start
 from connectors.relay.mesh import MeshData
+from connectors.testing.memory_clients import MemoryConsumer
 from connectors.testing.memory_kafka import MemoryConnection
-from ordering.base.errors import HistoryUnavailable
+from ordering.base.errors import HistoryChanged, HistoryUnavailable
 from ordering.base.names import Topic
 from ordering.base.records import Data, Link, Source
 from ordering.sequencer.sequencer import absorb, seal, snapshot
@@ -73,6 +74,41 @@ class Ends:
 def ends() -> Iterator[Ends]:
     with relays_in_memory():
         yield Ends()
+
+
+def test_a_neighbour_that_has_all_gets_nothing_again(ends: Ends) -> None:
+    assert ends.begin() == 10
+
+
+@pytest.mark.parametrize("left", [0, 1, 6, 9])
+def test_a_source_that_has_lost_its_end_is_refused(ends: Ends, left: int) -> None:
+    """The source gives the lost seqnos again, and the neighbour would drop these messages as repeats."""
+    del ends.data[left:]
+    told = rf"ends at seqno {max(0, left - 1)} of its own.*up to 9.*let far join under another name.*site add NAME"
+    for _ in range(2):
+        with pytest.raises(HistoryChanged, match=told):
+            ends.begin()
+        if left < 9:
+            ends.write(ends.far, "far", [seal(2)])
+
+
+def test_a_source_that_a_former_leader_tells_is_asked_for_again(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A former leader is cut off from the other brokers, so its log ends too low."""
+    end_offsets = MemoryConsumer.end_offsets
+
+    def ends_of_a_former_leader(
+        self: MemoryConsumer,
+        places: Iterable[TopicPartition],
+        timeout_ms: int | None = None,
+        reached: Mapping[TopicPartition, int] | None = None,
+    ) -> dict[TopicPartition, int]:
+        found = end_offsets(self, places, timeout_ms)
+        return {place: end if (reached or {}).get(place, 0) > 4 else min(end, 4) for place, end in found.items()}
+
+    monkeypatch.setattr(MemoryConsumer, "end_offsets", ends_of_a_former_leader)
+    with DataLog(ends.far, "g", "far") as here:
+        assert here.end() == 4
+        assert find_session_start(here, {"far": 9}, all_carried).offset == 10
 
 
 def test_the_oldest_snapshot_is_found_without_the_rest(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,8 +53,9 @@ class Ends:
             return origin not in not_carried
 
         with DataLog(self.far, "g", "far") as log:
-            everything = dict.fromkeys(("far", "lax", "here"), 10**6)
-            return self.presence.begin("g", find_session_start(log, everything, carries), carries)
+            everything = dict.fromkeys(("lax", "here"), 10**6)
+            ordered = everything | {"far": log.state().own_seqno}
+            return self.presence.begin("g", find_session_start(log, ordered, carries), carries)
 
     def told(self) -> list[tuple[str, int, int, bytes]]:
         """Return the records that `tell` writes."""
