@@ -15,7 +15,7 @@ from connectors.kafka.codec.seldom import warn_seldom
 from connectors.kafka.groups.unservable_groups import JOB_ERRORS, UnservableGroups, ask_each
 from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.log.sign_of_life import committed_of
-from connectors.kafka.topics.topics import ensure_topic
+from connectors.kafka.topics.topics import check_may, ensure_topic
 from connectors.relay.hub import SiteForward
 from connectors.relay.link_start import SessionStart, find_session_start, is_ordered
 from connectors.relay.presence import Presence
@@ -90,13 +90,12 @@ class MeshData(SiteForward):
         Raises as `ask_each`.
         """
         assert self._presence is not None
+        presence = self._presence
         starts = ask_each(topics, self._start_of)
         # All starts are found first: a session that begins ends the one before.
+        names = ask_each(starts, lambda topic: presence.begin(topic.group, starts[topic], self._is_carried))
         now = time.monotonic()
-        self._sessions |= {
-            topic.group: _Session(self._presence.begin(topic.group, beginning, self._is_carried), now)
-            for topic, beginning in starts.items()
-        }
+        self._sessions |= {topic.group: _Session(name, now) for topic, name in names.items()}
         return {TopicPartition(str(topic), 0): beginning.offset for topic, beginning in starts.items()}
 
     def try_again(self, group: str) -> None:
@@ -106,6 +105,7 @@ class MeshData(SiteForward):
 
     def _start_of(self, topic: Topic) -> SessionStart:
         ensure_topic(self.target, self.filled(topic), 1)
+        check_may(self.target, "WRITE", [self.filled(topic)])
         with self._here(topic.group) as here, self._there(topic.group) as there:
             reached = there.state().origins  # first: DATA then has all that these rows count, or has lost it
             try:

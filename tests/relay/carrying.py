@@ -43,7 +43,7 @@ def relays_in_memory() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as monkeypatch:
         for module in ("relay", "letters", "mesh", "bootstrap"):
             monkeypatch.setattr(f"connectors.relay.{module}.ensure_topic", make)
-        for module in ("relay", "hub"):
+        for module in ("relay", "hub", "mesh"):
             monkeypatch.setattr(f"connectors.relay.{module}.check_may", lambda *_: None)
         yield
 

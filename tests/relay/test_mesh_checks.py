@@ -18,7 +18,15 @@ from connectors.kafka.log.sign_of_life import group_id
 from connectors.relay import mesh
 from connectors.relay.mesh import LOOK_EVERY_S, LOOK_FOR_S, Carried, LinkStalled, MeshData
 from connectors.testing.memory_kafka import MemoryConnection
-from ordering.base.errors import AbcastError, HistoryUnavailable, LaterVersion, TopicMissing, UsageError
+from ordering.base.errors import (
+    AbcastError,
+    BrokerUnreachable,
+    HistoryUnavailable,
+    KafkaRefused,
+    LaterVersion,
+    TopicMissing,
+    UsageError,
+)
 from ordering.base.formats import Format
 from ordering.base.names import Topic
 from ordering.base.records import EPOCH, HEARTBEAT, VIEW, Data, Forward, Source
@@ -150,6 +158,34 @@ def test_an_error_of_one_group_is_no_error_of_the_others(
     one.relay.drop("b")
     one.now += LOOK_EVERY_S
     one.relay.check()
+
+
+def test_a_group_that_may_not_be_written_begins_no_session(
+    link: Callable[..., Link], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The right is missing at its relayed topic alone."""
+    one = link("a", "b", "c")
+
+    def check(connection: MemoryConnection, operation: str, topics: list[Topic]) -> None:
+        assert (connection, operation) == (one.here, "WRITE")
+        if topics == [Topic("b", "relayed", "here", "far")]:
+            raise KafkaRefused("no right")
+
+    monkeypatch.setattr(mesh, "check_may", check)
+    with pytest.raises(UnservableGroups) as raised:
+        one.relay.positions([Topic(group, "data", "far") for group in "abc"])
+    assert raised.value.errors.keys() == {"b"}
+    with pytest.raises(KafkaRefused):
+        one.relay.try_again("b")
+
+
+def test_a_group_whose_session_can_t_begin_ends_no_other_group(link: Callable[..., Link]) -> None:
+    """Its topic has too few replicas, so only a write tells."""
+    one = link("a", "b", "c")
+    one.here.topics.refusals[one.relayed("b").topic] = 1
+    with pytest.raises(UnservableGroups) as raised:
+        one.relay.positions([Topic(group, "data", "far") for group in "abc"])
+    assert {group: type(error) for group, error in raised.value.errors.items()} == {"b": BrokerUnreachable}
 
 
 def test_a_heartbeat_that_one_group_prevents_is_written_for_the_others(
