@@ -84,6 +84,14 @@ class MeshData(SiteForward):
         self._metadata = self._clients.enter_context(closing(self.target.metadata_client()))
         self._looked_at = time.monotonic()
 
+    def needed(self, topic: Topic) -> tuple[set[Topic], set[Topic]]:
+        """Return the topics of a relay, and the logs that tell where a session begins, and whether it is ordered."""
+        here, there = super().needed(topic)
+        source, target = (
+            {Topic(topic.group, "data", site), Topic(topic.group, "epoch", site)} for site in self.direction
+        )
+        return here | source, there | target
+
     def positions(self, topics: Collection[Topic]) -> dict[TopicPartition, int]:
         """Begin a session in each group; return the offset of DATA where it begins, by the neighbour's own rows.
 

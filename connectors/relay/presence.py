@@ -36,6 +36,8 @@ FAREWELL_S = 5.0
 """The longest wait until Kafka has a farewell."""
 QUIET_BEAT_S = 10.0
 """The seconds between heartbeats for a group that never had a view at its site."""
+BEAT_FOR_S = 1.0
+"""The seconds after which an error leaves the heartbeats of the other groups to the next round."""
 
 _logger = logging.getLogger(__name__)
 
@@ -60,26 +62,40 @@ class Presence:
         session = self._append(group, LINK_START, value=start.to_json())
         if state.view:
             self._append(group, REMOTE_VIEW, state.epoch, state.view, _members(state))
+            self.drop(group)
         if group not in self._groups:
-            self._groups[group] = _Group(DataLog(self._source, group, self._direction.source))
-        self._groups[group].had_view |= state.view > 0
+            log = None if state.view else DataLog(self._source, group, self._direction.source)
+            self._groups[group] = _Group(log)
         return session
 
     def tell(self) -> dict[str, AbcastError]:
-        """Write the heartbeats that are due; return the error of each group whose DATA can't be read.
+        """Write the heartbeats that are due; return the error of each group that takes none, or whose DATA can't be
+        read.
 
         Raises BrokerUnreachable if the relay's source does not answer.
         """
-        is_time = time.monotonic() - self._beat_at >= QUIET_BEAT_S
-        try:
-            for name, group in self._groups.items():
-                if group.had_view or is_time:
-                    self._send(name, HEARTBEAT)
-        except KafkaError as error:
-            _logger.warning("%s: a heartbeat of the relay could not be written: %r", self._direction, error)
-        if is_time:
+        return {**self._beat(), **self._look()}
+
+    def _beat(self) -> dict[str, AbcastError]:
+        """Write the heartbeats that are due; return the error of each group that takes none.
+
+        An error may take a timeout. So one that has taken long ends the round, and the next one is without its group.
+        """
+        errors: dict[str, AbcastError] = {}
+        began = time.monotonic()
+        is_time = began - self._beat_at >= QUIET_BEAT_S
+        for name, group in self._groups.items():
+            if not (group.had_view or is_time):
+                continue
+            try:
+                self._send(name, HEARTBEAT)
+            except KafkaError as error:
+                errors[name] = BrokerUnreachable(f"{self._topic(name)} takes no heartbeat of the relay: {error!r}.")
+                if time.monotonic() - began > BEAT_FOR_S:
+                    break
+        if is_time and not errors:
             self._beat_at = time.monotonic()
-        return self._look()
+        return errors
 
     def _look(self) -> dict[str, AbcastError]:
         """Look for first views, behind all heartbeats: a broker that does not answer holds up only the next ones."""
@@ -104,7 +120,7 @@ class Presence:
     def drop(self, group: str) -> None:
         """Write no more in a group."""
         if (dropped := self._groups.pop(group, None)) is not None:
-            dropped.log.close()
+            dropped.close()
 
     def close(self) -> None:
         """Close the connections."""
@@ -113,8 +129,10 @@ class Presence:
         self._producer.close(timeout=1)
 
     def _append(self, group: str, kind: str, incarnation: int = 1, local_seqno: int = 1, value: bytes = b"") -> int:
+        """Write a record, and wait no longer than for an answer: the heartbeats of all groups wait as well."""
         record = self._sender, value, forward_headers(incarnation, local_seqno, kind=kind)
-        return append(self._target, self._topic(group), record, producer=self._producer)
+        topic, timeout_s = self._topic(group), self._target.timeout
+        return append(self._target, topic, record, producer=self._producer, timeout_s=timeout_s)
 
     def _send(self, group: str, kind: str) -> FutureRecordMetadata:
         """Send a record of this kind, without waiting."""
@@ -130,22 +148,35 @@ def _members(state: SequencerState) -> bytes:
 
 
 class _Group:
-    """The DATA of a group at the relay's site, and whether it ever had a view."""
+    """Whether a group ever had a view at the relay's site; until then, its DATA there, which is closed by `close`."""
 
-    def __init__(self, data: DataLog) -> None:
-        self.log = data
-        self.had_view = False
+    def __init__(self, log: DataLog | None) -> None:
+        """Look for a view in this log; there has been one if it is None."""
+        self._log = log
         self._end = 0
+
+    @property
+    def had_view(self) -> bool:
+        """Whether there has been a view."""
+        return self._log is None
+
+    def close(self) -> None:
+        """Look no more."""
+        if self._log is not None:
+            self._log.close()
+            self._log = None
 
     def look(self) -> None:
         """Find out from the newest records whether there has been a view. Raises BrokerUnreachable."""
-        if self.had_view:
+        log = self._log
+        if log is None:
             return
-        end = self.log.end()
-        for start, below in windows_back(max(self._end, self.log.beginning()), end, 1):
-            records = (stored.data for stored in self.log.records(start, below))
+        end = log.end()
+        for start, below in windows_back(max(self._end, log.beginning()), end, 1):
+            records = (stored.data for stored in log.records(start, below))
             newest = [record for record in records if record.kind not in (EPOCH, STRAY)]
             if newest:
-                self.had_view = newest[-1].view > 0
+                if newest[-1].view > 0:
+                    self.close()
                 break
         self._end = end

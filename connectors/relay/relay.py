@@ -87,18 +87,26 @@ class Relay(ABC):
         return by_file.union(*found)
 
     def leaderless(self, found: Mapping[str, list[str]]) -> dict[str, AbcastError]:
-        """Return an error for each group with a partition without a leader, at either end.
+        """Return an error for each group that needs a partition without a leader, at either end.
 
         `found`: the source's topics to read, by group.
         """
-        read = {topic for names in found.values() for topic in map(Topic.parse, names) if topic is not None}
-        away = [(topic, self.direction.source) for topic in self.finder.leaderless() if topic in read]
-        filled = set(map(self.filled, read))
-        away += [(topic, self.direction.target) for topic in self.target_finder.leaderless() if topic in filled]
+        read = [topic for names in found.values() for topic in map(Topic.parse, names) if topic is not None]
+        here, there = set[Topic](), set[Topic]()
+        for topic in read:
+            at_source, at_target = self.needed(topic)
+            here |= at_source
+            there |= at_target
+        away = [(topic, self.direction.source) for topic in self.finder.leaderless() if topic in here]
+        away += [(topic, self.direction.target) for topic in self.target_finder.leaderless() if topic in there]
         return {
             topic.group: BrokerUnreachable(f"{topic} at {site} has a partition without a leader.")
             for topic, site in away
         }
+
+    def needed(self, topic: Topic) -> tuple[set[Topic], set[Topic]]:
+        """Return the topics at the source and at the target without which a topic is not carried."""
+        return {topic}, {self.filled(topic)}
 
     def is_read(self, topic: Topic) -> bool:
         """Whether this topic of the source is to be carried."""

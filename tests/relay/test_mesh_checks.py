@@ -28,7 +28,7 @@ from ordering.base.errors import (
     UsageError,
 )
 from ordering.base.formats import Format
-from ordering.base.names import Topic
+from ordering.base.names import Role, Topic
 from ordering.base.records import EPOCH, HEARTBEAT, VIEW, Data, Forward, Source
 from ordering.sequencer.sequencer import seal
 from tests.relay.carrying import relays_in_memory
@@ -186,6 +186,19 @@ def test_a_group_whose_session_can_t_begin_ends_no_other_group(link: Callable[..
     with pytest.raises(UnservableGroups) as raised:
         one.relay.positions([Topic(group, "data", "far") for group in "abc"])
     assert {group: type(error) for group, error in raised.value.errors.items()} == {"b": BrokerUnreachable}
+
+
+@pytest.mark.parametrize("role", ["data", "epoch", "relayed"])
+@pytest.mark.parametrize("site", ["far", "here"])
+def test_a_log_without_a_leader_is_not_asked(link: Callable[..., Link], role: Role, site: str) -> None:
+    """A look at it would hold up the heartbeats of all groups."""
+    one = link("a", "b")
+    topic = Topic("b", role, site, "far" if role == "relayed" else "")
+    finder: Any = SimpleNamespace(leaderless=lambda: [topic])
+    nothing: Any = SimpleNamespace(leaderless=list)
+    one.relay.finder, one.relay.target_finder = (finder, nothing) if site == "far" else (nothing, finder)
+    found = one.relay.leaderless({group: [f"abcast.{group}.data.far"] for group in "ab"})
+    assert list(found) == ([] if (role, site) == ("relayed", "far") else ["b"])
 
 
 def test_a_heartbeat_that_one_group_prevents_is_written_for_the_others(

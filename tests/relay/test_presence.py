@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from kafka.errors import KafkaTimeoutError
 from kafka.structs import TopicPartition
 
 from connectors.kafka.codec.codec import decode_forward, encode_data
@@ -15,6 +18,8 @@ from connectors.relay import presence
 from connectors.relay.link_start import find_session_start
 from connectors.relay.presence import Presence
 from connectors.testing.memory_kafka import MemoryConnection
+from connectors.testing.memory_topics import MemoryFuture
+from ordering.base.errors import BrokerUnreachable
 from ordering.base.names import Topic
 from ordering.base.records import HEARTBEAT, JOIN, LEAVE, LINK_START, REMOTE_VIEW, VIEW, Data, Forward, Link, Source
 from ordering.sequencer.links import LinkStart
@@ -158,3 +163,87 @@ def test_the_query_starts_anew(ends: Ends) -> None:
     assert ends.begin() == 2
     assert [kind for kind, *_ in ends.new()] == [LINK_START, REMOTE_VIEW]
     assert ends.told() == [BEAT]
+
+
+def test_a_group_whose_view_is_known_keeps_no_connection(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = list[DataLog]()
+    closed = list[DataLog]()
+    close = DataLog.close
+
+    class Noted(DataLog):
+        def __init__(self, *of: Any) -> None:
+            super().__init__(*of)
+            opened.append(self)
+
+        def close(self) -> None:
+            closed.append(self)
+            close(self)
+
+    monkeypatch.setattr(presence, "DataLog", Noted)
+    ends.write(seal(1), own(1))
+    ends.begin()
+    ends.told()
+    assert (len(opened), closed) == (1, [])
+    ends.write(own(2, kind=JOIN), ends.view(1, 3, 1, "far/a"))
+    ends.told()
+    assert closed == opened
+    ends.begin()
+    assert ends.new()[-1] == (REMOTE_VIEW, 1, 1, b'{"members": [["far/a", 1]]}')
+    assert ends.told() == [BEAT]
+    assert len(opened) == 1
+
+
+class Refusing:
+    """A producer whose `send` fails for some groups, after a while."""
+
+    def __init__(self, made: Any, groups: Collection[str], waits_s: float) -> None:
+        self.made, self.groups, self.waits_s, self.now = made, groups, waits_s, 1_000.0
+
+    def send(self, topic: str, **record: Any) -> Any:
+        if Topic.of(topic).group in self.groups:
+            self.now += self.waits_s
+            raise KafkaTimeoutError
+        return self.made.send(topic, **record)
+
+    def close(self, timeout: float) -> None:
+        self.made.close(timeout)
+
+
+@pytest.mark.parametrize("waits_s", [0.0, 10.0])
+def test_heartbeats_that_kafka_does_not_take_stop_no_others(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch, waits_s: float
+) -> None:
+    """An error that took a timeout ends the round: the next one is without that group."""
+    logs = ends.here.topics.partitions
+    for group in "abcde":
+        logs[TopicPartition(f"abcast.{group}.relayed-far.here", 0)] = []
+        ends.presence._groups[group] = presence._Group(None)
+    broken: Any = Refusing(ends.presence._producer, "bd", waits_s)
+    ends.presence._producer = broken
+    monkeypatch.setattr(presence, "time", SimpleNamespace(monotonic=lambda: broken.now))
+    beating = ["a"] if waits_s else ["a", "c", "e"]
+    errors = ends.presence.tell()
+    assert {group: type(error) for group, error in errors.items()} == dict.fromkeys(
+        ["b"] if waits_s else ["b", "d"], BrokerUnreachable
+    )
+    assert [Topic.of(place.topic).group for place, log in logs.items() if log] == beating
+    for group in errors:
+        ends.presence.drop(group)
+    broken.groups = ()
+    assert not ends.presence.tell()
+    assert len(logs[TopicPartition("abcast.e.relayed-far.here", 0)]) == (1 if waits_s else 2)
+
+
+def test_a_beginning_waits_no_longer_than_for_an_answer(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No group has a heartbeat until then."""
+    waits = list[float]()
+
+    def get(_: MemoryFuture, timeout: float) -> None:
+        waits.append(timeout)
+        raise KafkaTimeoutError
+
+    monkeypatch.setattr(MemoryFuture, "get", get)
+    ends.write(seal(1))
+    with pytest.raises(BrokerUnreachable):
+        ends.begin()
+    assert waits == [ends.here.timeout]
