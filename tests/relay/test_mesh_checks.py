@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from kafka.structs import OffsetAndMetadata, TopicPartition
@@ -17,6 +18,8 @@ from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.log.sign_of_life import group_id
 from connectors.relay import mesh
 from connectors.relay.mesh import LOOK_EVERY_S, LOOK_FOR_S, Carried, LinkStalled, MeshData
+from connectors.relay.spark.job import SparkRelay
+from connectors.spark.job import JobOptions
 from connectors.testing.memory_kafka import MemoryConnection
 from ordering.base.errors import (
     AbcastError,
@@ -258,6 +261,23 @@ def test_groups_that_stall_together_begin_anew_together(link: Callable[..., Link
             told += filter(None, [stalled(one)])
         one.now += LOOK_EVERY_S
     assert told == [set(groups)]
+
+
+def test_groups_that_stall_cost_a_query_on_spark_one_start(link: Callable[..., Link], tmp_path: Path) -> None:
+    """Otherwise it would begin anew without them, and then with them. Beside an error of another kind it does."""
+    one, no_spark = link("a", "b"), cast("Any", None)
+    options = JobOptions(one.far, "far", tmp_path)
+    job = SparkRelay(no_spark, options, MeshData, one.relay.sites, one.relay.direction)
+    job.relay = one.relay
+    for session in one.relay._sessions.values():
+        session.carried = Carried(2, 1_000)
+    with pytest.raises(LinkStalled, match=r"group [ab]: here.*\ngroup [ab]: here"):
+        job.check()
+    missing(one)
+    one.now += 2 * LOOK_EVERY_S
+    with pytest.raises(UnservableGroups) as raised:
+        job.check()
+    assert {group: type(error) for group, error in raised.value.errors.items()} == {"a": LinkStalled, "b": TopicMissing}
 
 
 def stalls(one: Link) -> bool:

@@ -13,6 +13,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from connectors.kafka.connection.sites import Direction, Sites
 from connectors.kafka.groups.suspended_groups import SLOW_WAITS_S
+from connectors.kafka.groups.unservable_groups import UnservableGroups, raise_unservable
+from connectors.relay.mesh import LinkStalled
 from connectors.relay.relay import Relay
 from connectors.relay.spark.columns import rows_by
 from connectors.spark.job import JobOptions, StreamingJob
@@ -97,8 +99,17 @@ class SparkRelay(StreamingJob):
         }
 
     def check(self) -> None:
-        """Do what the relay does beside its query. Raises what ends the query."""
-        self.relay.check()
+        """Do what the relay does beside its query. Raises what ends the query.
+
+        A group with a stalled link needs only another session, and each start of the query begins one for all groups. A
+        start without the group, and a second one with it, would cost more.
+        """
+        try:
+            self.relay.check()
+        except UnservableGroups as unservable:
+            if all(isinstance(error, LinkStalled) for error in unservable.errors.values()):
+                raise_unservable(unservable.errors, unservable.errors)
+            raise
 
     def close_query(self) -> None:
         """Release what `start_query` opened; say farewell if the relay is stopped, and not only its query."""
