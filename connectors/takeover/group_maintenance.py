@@ -218,8 +218,9 @@ class GroupMaintenance:
         raise_unservable(self._shorter(ends), self.forward)
         silent = {group: f"Kafka does not answer: {why}" for group, why in self.away.reasons.items()}
         suspended = {**silent, **self._troubles.suspended(topics, self._site)}
-        if self._signs.give(here, considered, now, ends, self._troubles.of, suspended):
-            self._troubles.signed({*here, *silent})
+        taken = self._signs.give(here, considered, now, ends, self._troubles.of, suspended)
+        if taken is not None:
+            self._troubles.signed({*taken, *silent})
             if self._beats is not None and self._signs.last is not None:
                 self._beats.repeat(*self._signs.last, now)
 

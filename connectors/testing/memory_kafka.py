@@ -6,15 +6,22 @@ records, and cause the faults that a test asks for (`connectors.testing.memory_t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from kafka.errors import (
+    AuthorizationError,
+    KafkaError,
+    NoError,
+    TopicAuthorizationFailedError,
+    UnknownTopicOrPartitionError,
+)
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from connectors.kafka.connection.connection import NO_LEADER, Connection, PartitionCopies
-from connectors.kafka.connection.metadata_client import MetadataClient
+from connectors.kafka.connection.metadata_client import MetadataClient, refused_in
 from connectors.kafka.transport.kafka_python import PRODUCER_SETTINGS
 from connectors.testing.memory_clients import MemoryAdmin, MemoryConsumer, MemoryProducer
 from connectors.testing.memory_topics import MemoryTopics
@@ -107,11 +114,21 @@ class MemoryMetadataClient(MetadataClient):
         return {place: known[group_id, place] for place in partitions if (group_id, place) in known}
 
     def commit(
-        self,
-        group_id: str,
-        offsets: Mapping[TopicPartition, OffsetAndMetadata],
-        timeout_s: float,  # noqa: ARG002 - as MetadataClient has it
-    ) -> None:
-        """Store the offsets under the name of the consumer group."""
+        self, group_id: str, offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_s: float
+    ) -> Set[TopicPartition]:
+        """Store the offsets under the name of the consumer group; refuse partitions as Kafka does."""
+        answers = {place: self._answer(place) for place in offsets}
         for place, offset in offsets.items():
-            self.kafka.committed[group_id, place] = offset
+            if answers[place] is NoError:
+                self.kafka.committed[group_id, place] = offset
+        try:
+            return refused_in(answers)
+        except AuthorizationError as error:
+            raise self._cluster.refused(error, "READ", group_id) from None
+        except KafkaError:
+            raise self._cluster.unreachable(timeout_s) from None
+
+    def _answer(self, place: TopicPartition) -> type[KafkaError]:
+        known: type[KafkaError] = NoError if place in self.kafka.partitions else UnknownTopicOrPartitionError
+        refusal: type[KafkaError] = TopicAuthorizationFailedError
+        return refusal if place.topic in self.kafka.forbidden else known

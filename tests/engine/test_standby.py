@@ -39,6 +39,7 @@ from connectors.kafka.log.sign_of_life import (
     commit_sign,
     read_signs,
 )
+from connectors.kafka.log.standby_sign import read_standbys, sign_as_standby
 from connectors.takeover import groups
 from connectors.takeover.takeover import take_over
 from connectors.testing.memory_kafka import MemoryConnection
@@ -542,7 +543,7 @@ def test_what_hinders_a_look_ends_no_standby(kafka: MemoryConnection, monkeypatc
 def test_a_standby_that_cannot_sign_takes_over(
     kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Kafka takes no sign of its own, as one group lacks its dead letters."""
+    """Kafka takes no sign of its own."""
     with started_job(kafka, None):
         send(kafka, 1)
 
@@ -553,6 +554,14 @@ def test_a_standby_that_cannot_sign_takes_over(
     with started_job(kafka, 0.5):
         send(kafka, 2)
     assert caplog.text.count("sees this process: the topic is gone.") == 1
+
+
+def test_a_group_without_dead_letters_hides_no_standby(kafka: MemoryConnection) -> None:
+    kafka.create("h", SITE)
+    kafka.topics.delete(str(Topic("h", "dead-letter", SITE)))
+    metadata = kafka.metadata_client()
+    sign = sign_as_standby(metadata, ["h", "g"], SITE, 0)
+    assert read_standbys(metadata, ["h", "g"], SITE) == {"g": sign}
 
 
 @pytest.mark.slow

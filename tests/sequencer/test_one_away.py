@@ -16,7 +16,10 @@ from connectors.kafka.codec.inputs import Neighbours
 from connectors.kafka.codec.plain_record import UNREAD_HEADER
 from connectors.kafka.connection.sending import append_all
 from connectors.kafka.connection.sites import Direction, Sites
+from connectors.kafka.groups.troubles import SEQUENCER, Troubles
 from connectors.kafka.groups.unservable_groups import UnservableGroups
+from connectors.kafka.log.beats import Beats
+from connectors.kafka.log.sign_of_life import SIGN_EVERY_S, read_signs
 from connectors.kafka.transport import kafka_python
 from connectors.relay.agreed import Agreed
 from connectors.relay.spark.job import SparkRelay
@@ -192,6 +195,32 @@ class TestMaintenance:
         kafka.topics.take_away(name("epoch"), OFFSETS)
         self.look(kafka, maintenance)
         assert signed == [set(GROUPS), {"fine", "other"}]
+
+    @pytest.mark.parametrize("refuses", ["unknown", "forbidden"])
+    def test_a_partition_that_kafka_refuses_costs_no_sign_of_the_others(
+        self, kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch, refuses: str
+    ) -> None:
+        """FORWARD of an earlier home, or with fewer partitions than it had; EPOCH of a group that is not served."""
+        epochs, troubles, beats = dict[str, int](), Troubles(), Beats(kafka, "nyc")
+        forward = {group: FORWARD[group] for group in ("fine", "other")}
+        take_over_groups(Claimer(kafka, "nyc", claimed=epochs), forward)
+        maintenance = GroupMaintenance(kafka, "nyc", epochs, "process", troubles, beats)
+        maintenance.take(forward)
+        signed: list[set[str]] = []
+        monkeypatch.setattr(troubles, "signed", lambda groups: signed.append(set(groups)))
+        troubles.put(SEQUENCER, {"away": "it may not be read."})
+        if refuses == "forbidden":
+            kafka.topics.forbidden.add(name("epoch"))
+        considered = {TopicPartition("abcast.fine.forward.home", 0): 7, TopicPartition(name("forward", "fine"), 9): 7}
+        read = TopicPartition(name("forward", "fine"), 0)
+        maintenance.check_not_fenced()
+        maintenance.sign({**considered, read: 5}, time.monotonic(), [Topic("away", "epoch", "nyc")])
+        signs = read_signs(kafka, GROUPS, "nyc", [read])
+        expected = {**epochs, "away": 0} if refuses == "unknown" else epochs
+        assert {group: sign.epoch for group, sign in signs.of_groups.items()} == expected
+        assert signs.considered == {read: 5}
+        assert signed == [{"fine", "other"}]
+        assert maintenance._signs.last == ("fine", signs.of_groups["fine"]._replace(every_s=SIGN_EVERY_S))
 
     @pytest.mark.slow
     def test_all_are_away(self, kafka: MemoryConnection, maintenance: GroupMaintenance) -> None:

@@ -6,7 +6,8 @@ asked in turn. Guests come to all groups (`tests.world.guests`). One group has t
 of it; its writes are refused; the job loses the right to a topic; a log is cut or made anew; records are no messages,
 or no DATA; a sender floods it. What must hold:
 
-* isolation: the job goes on, claims no other group again, and orders the messages of the others within some turns;
+* isolation: the job goes on, claims no other group again, signs for the others, and orders their messages within some
+  turns;
 * progress: once the trouble is over, all messages of that group are ordered, too, or `suspended` says why not.
 """
 
@@ -25,6 +26,7 @@ from connectors.engine.options import EngineOptions
 from connectors.engine.writing import Writer
 from connectors.kafka.codec.codec import decode_data, forward_headers
 from connectors.kafka.connection.connection import Connection
+from connectors.kafka.log.sign_of_life import SIGN_EVERY_S
 from connectors.kafka.topics.data_purge import purge_data
 from connectors.kafka.topics.senders import forget_senders, known_senders
 from connectors.testing.memory_kafka import MemoryConnection
@@ -78,6 +80,8 @@ DELAYED = "delayed"
 """The trouble of one group delays another group."""
 ENDED = "ended"
 """The trouble of one group ends the job."""
+UNSIGNED = "unsigned"
+"""The trouble of one group costs another one its signs of life."""
 CLAIMED = "claimed again"
 """The trouble of one group fences the epoch of another."""
 
@@ -210,7 +214,15 @@ class Groups:
     def look(self) -> None:
         """Let the supervisor take a turn."""
         self.clock.sleep(1)
+        began_s = self.clock.steady_s
         self._working(lambda job: job.supervisor.turn(looks=True))
+        assert self.job is not None
+        supervisor, took_s = self.job.supervisor, self.clock.steady_s - began_s
+        hangs = supervisor._has_told  # so it gives no sign
+        unsigned_s = {} if hangs else supervisor._troubles.unsigned_s()
+        for group in self.fine:
+            if unsigned_s.get(group, 0.0) - took_s > SIGN_EVERY_S:
+                self.blame(UNSIGNED, f"group {group}, which has no trouble, for {unsigned_s[group]:.1f} s")
 
     def wait(self) -> None:
         """Let time pass."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
+from kafka.errors import KafkaError, NoError
 from kafka.structs import TopicPartition
 
 from connectors.engine.group_supervisor import GroupSupervisor
@@ -15,7 +16,7 @@ from connectors.takeover.watchdog import Watchdog
 from ordering.base.errors import AbcastError
 from ordering.checker.anomalies import LOST
 from tests.simulator.mutation import Mutation
-from tests.world.groups import CLAIMED, DELAYED, ENDED
+from tests.world.groups import CLAIMED, DELAYED, ENDED, UNSIGNED
 
 
 def ends_all(loop: Loop[Any], name: str, error: AbcastError, _: int) -> None:
@@ -32,6 +33,14 @@ def asks_for_all(_: GroupSupervisor, ask: Callable[[], object]) -> None:
 def watches_all(_: GroupSupervisor, __: str, watchdog: Watchdog, now: float) -> None:
     """A stuck group ends the attempt."""
     watchdog.look(now)
+
+
+def refuses_all(answers: Mapping[TopicPartition, type[KafkaError]]) -> Set[TopicPartition]:
+    """A commit fails as a whole if Kafka refuses one partition."""
+    for error in answers.values():
+        if error is not NoError:
+            raise error
+    return frozenset()
 
 
 def is_never_due(suspended: SuspendedGroups, group: str) -> bool:
@@ -73,6 +82,12 @@ MUTATIONS = (
         "A group that does not count on ends the job's attempt",
         ENDED,
         ((f"{_SUPERVISOR}._watch", watches_all),),
+    ),
+    Mutation(
+        "refused-for-all",
+        "A sign of life that Kafka refuses for a group costs the others theirs",
+        UNSIGNED,
+        (("connectors.testing.memory_kafka.refused_in", refuses_all),),
     ),
     Mutation(
         "takes-all-again",

@@ -18,7 +18,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol, TypeAlias, TypeVar
@@ -59,6 +59,8 @@ _GROUP_HAS_MEMBERS = (
     NonEmptyGroupError,
 )
 """The errors of Kafka when a consumer group has members."""
+_OF_A_TOPIC = (UnknownTopicOrPartitionError, TopicAuthorizationFailedError)
+"""The errors of Kafka that say nothing about the other topics of a commit."""
 
 Attempt: TypeAlias = "Future[AbcastError | None]"
 """An attempt to connect. Its result is the attempt's error, or None."""
@@ -147,18 +149,20 @@ class MetadataClient:
         )
         return {partition: each for partition, each in found[group_id].items() if each.offset >= 0}
 
-    def commit(self, group_id: str, offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_s: float) -> None:
-        """Commit the offsets.
+    def commit(
+        self, group_id: str, offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_s: float
+    ) -> Set[TopicPartition]:
+        """Commit the offsets; return the partitions that Kafka refuses: unknown ones, and ones of forbidden topics.
 
-        Raises BrokerUnreachable after `timeout_s`; KafkaRefused for a missing right, or for a group with members.
+        If it refuses all, raises BrokerUnreachable after `timeout_s`, or KafkaRefused for a missing right; also
+        KafkaRefused for a group with members.
         """
-
-        def question(client: KafkaAdminClient) -> None:
-            for error in client.alter_group_offsets(group_id, dict(offsets)).values():
-                if error is not NoError:
-                    raise error(group_id)
-
-        self._ask(question, timeout_s, "READ", _of(group_id, offsets))
+        return self._ask(
+            lambda client: refused_in(client.alter_group_offsets(group_id, dict(offsets))),
+            timeout_s,
+            "READ",
+            _of(group_id, offsets),
+        )
 
     def close(self) -> None:
         """Disconnect as soon as no question is open. Returns at once."""
@@ -256,6 +260,15 @@ class MetadataClient:
             return False
         del self._users[client]
         return True
+
+
+def refused_in(answers: Mapping[TopicPartition, type[KafkaError]]) -> Set[TopicPartition]:
+    """Return the partitions of a commit that Kafka refuses. Raises an error that concerns the whole commit."""
+    refused = {partition: error for partition, error in answers.items() if error is not NoError}
+    worst = sorted(refused.values(), key=lambda error: error in _OF_A_TOPIC)
+    if worst and (len(refused) == len(answers) or worst[0] not in _OF_A_TOPIC):
+        raise worst[0]
+    return refused.keys()
 
 
 def _partitions_in(described: Mapping[str, Any]) -> set[int]:

@@ -13,15 +13,15 @@ A sign also reports what other jobs of the process don't do for the group, for e
 group that the sequencer goes on without gets a sign with epoch 0 and the reason; it counts as no sign of its sequencer.
 
 While logs are whole, no promise depends on a sign. A sequencer gives one right after it has seen that no newer one has
-claimed its groups, so a fenced one gives none. A sign that can't be written is skipped. After a crash the last one
-stays, and ages.
+claimed its groups, so a fenced one gives none. A sign that can't be written is skipped. One partition that Kafka
+refuses costs no other its offset. After a crash the last sign stays, and ages.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import closing, nullcontext, suppress
 from itertools import chain
 from types import MappingProxyType
@@ -118,14 +118,15 @@ class SignsOfLife:
         ends: Mapping[str, int] = MappingProxyType({}),
         trouble_of: Callable[[str], str] = lambda _: "",
         suspended: Mapping[str, str] = MappingProxyType({}),
-    ) -> bool:
-        """Sign for these groups with their epochs, if it is time to; return whether Kafka has taken the signs.
+    ) -> Set[str] | None:
+        """Sign for these groups with their epochs, if it is time to; return the ones whose sign Kafka has taken.
 
         `considered`: the first offset not considered yet of FORWARD partitions. `ends`: the end of each group's DATA.
-        `suspended`: groups that the sequencer goes on without, and why. A failure is logged once, and raises nothing.
+        `suspended`: groups that the sequencer goes on without, and why. If nothing was written, returns None: a failure
+        is logged once, and raises nothing.
         """
         if not self.is_due(now) or not (epochs or suspended):
-            return False
+            return None
         self._next = now + SIGN_EVERY_S
         at = this_host(), self._engine, time.time_ns() // 1_000_000
         signs = {
@@ -142,7 +143,7 @@ class SignsOfLife:
         }
         signs |= {partition: OffsetAndMetadata(offset, "", -1) for partition, offset in considered.items()}
         try:
-            self._metadata.commit(group_id(self._site), signs, _ASK_S)
+            refused = self._metadata.commit(group_id(self._site), signs, _ASK_S)
         except (KafkaError, BrokerUnreachable, KafkaRefused) as error:
             if not self._has_warned:
                 self._has_warned = True
@@ -151,9 +152,10 @@ class SignsOfLife:
                     group_id(self._site),
                     error,
                 )
-            return False
-        self.last = (beating, own[beating]) if beating else None
-        return True
+            return None
+        taken = {group for group in own if _partition(group, self._site) not in refused}
+        self.last = (beating, own[beating]) if beating in taken else None
+        return taken
 
     def close(self) -> None:
         """Close the connection."""

@@ -11,11 +11,13 @@ from typing import ClassVar
 
 import kafka.errors
 import pytest
-from kafka.errors import BrokerResponseError, KafkaConnectionError, KafkaTimeoutError, NotCoordinatorError
+from kafka.errors import BrokerResponseError, KafkaConnectionError, KafkaTimeoutError, NoError, NotCoordinatorError
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from connectors.kafka.connection import metadata_client
 from connectors.kafka.connection.connection import Connection
+from connectors.kafka.connection.metadata_client import refused_in
+from connectors.kafka.topics.topics import create_topics
 from connectors.local.broker import EmbeddedBroker
 from ordering.base.errors import AbcastError, BrokerUnreachable
 from tests.waiting import eventually
@@ -123,6 +125,28 @@ def test_each_error_of_kafka_is_one_of_ours(
         CALLS[call](asked)
 
 
+UNKNOWN, FORBIDDEN = kafka.errors.UnknownTopicOrPartitionError, kafka.errors.TopicAuthorizationFailedError
+OTHER = TopicPartition("u", 0)
+
+
+@pytest.mark.parametrize("error", [UNKNOWN, FORBIDDEN])
+def test_one_partition_that_kafka_refuses_costs_the_others_nothing(error: type[BrokerResponseError]) -> None:
+    assert refused_in({OTHER: error, PLACE: NoError}) == {OTHER}
+    with pytest.raises(error):
+        refused_in({OTHER: error, PLACE: error})
+
+
+@pytest.mark.parametrize("error", [UNKNOWN, FORBIDDEN])
+@pytest.mark.parametrize("of_all", [NotCoordinatorError, kafka.errors.UnknownMemberIdError])
+def test_an_error_of_the_whole_commit_is_no_topics(
+    error: type[BrokerResponseError], of_all: type[BrokerResponseError]
+) -> None:
+    """A client that asks the wrong broker is replaced, also if that one does not know a topic."""
+    for answers in ({OTHER: error, PLACE: of_all}, {PLACE: of_all, OTHER: error}):
+        with pytest.raises(of_all):
+            refused_in(answers)
+
+
 @pytest.mark.slow
 def test_who_waits_while_another_connects_waits_once() -> None:
     """A listener that never answers costs one connect and one look for the reason, for all callers together.
@@ -214,6 +238,20 @@ def _start(ask: Callable[[], object], *, times: int, then: Callable[[], object])
     for thread in threads:
         thread.join(20)
         assert not thread.is_alive()
+
+
+@pytest.mark.broker
+def test_kafka_stores_the_other_offsets_of_a_commit(broker: EmbeddedBroker) -> None:
+    """Kafka refuses a partition that it lacks: of no topic, or above the topic's."""
+    connection, offset = Connection(broker.bootstrap_servers, timeout=20), OffsetAndMetadata(7, "", -1)
+    create_topics(connection, "committed", ["nyc"])
+    known = TopicPartition("abcast.committed.data.nyc", 0)
+    unknown = {known._replace(partition=1), TopicPartition("abcast.nosuch.data.nyc", 0)}
+    with closing(connection.metadata_client()) as asked:
+        assert asked.commit("some", dict.fromkeys([*unknown, known], offset), 3.0) == unknown
+        assert asked.committed("some", [known])[known].offset == 7
+        with pytest.raises(BrokerUnreachable):
+            asked.commit("some", dict.fromkeys(unknown, offset), 0.1)
 
 
 @pytest.mark.broker
