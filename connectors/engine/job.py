@@ -44,7 +44,7 @@ from connectors.kafka.groups.retrying import Retries
 from connectors.kafka.groups.suspended_groups import SuspendedGroups
 from connectors.kafka.groups.topic_finder import TopicFinder
 from connectors.kafka.log.epoch_log import Epochs
-from connectors.takeover.feud import yield_to_rival
+from connectors.takeover.feud import seconds_for_rival
 from ordering.base.errors import AbcastError, Fenced
 from ordering.sequencer.state import SequencerState
 
@@ -104,7 +104,7 @@ class EngineJob:
         with contextlib.closing(self._state.finder):
             standby = Standby(options, self._state.finder) if options.takeover_after_s is not None else None
             if standby is None:
-                self._yields()
+                self._yield()
             while not self._stop.is_set():
                 started = time.monotonic()
                 try:
@@ -115,7 +115,7 @@ class EngineJob:
                         turn = standby.wait(self._stop)
                         if self._stop.is_set():
                             return
-                        has_yielded = not (turn.is_asked or has_yielded) and self._yields(turn.known)
+                        has_yielded = not (turn.is_asked or has_yielded) and self._yield(turn.known)
                         if has_yielded:
                             continue  # the rival may give signs again
                         self._state.epochs |= turn.replaced  # a newer sequencer is let alone
@@ -133,12 +133,13 @@ class EngineJob:
                         self._state.epochs.clear()
                     self._stop.wait(retries.failed(error, time.monotonic() - started))
 
-    def _yields(self, known: Mapping[str, Epochs] | None = None) -> bool:
-        """Wait for a rival, if there is a feud. Whether there is. `known`: as in `yield_to_rival`."""
+    def _yield(self, known: Mapping[str, Epochs] | None = None) -> bool:
+        """Wait for a rival, if there is a feud; return whether there is. `known`: as in `seconds_for_rival`."""
         options = self.options
-        return yield_to_rival(
-            options.connection, options.site, lambda seconds: self._stop.wait(seconds) or True, options.groups, known
-        )
+        seconds = seconds_for_rival(options.connection, options.site, options.groups, known)
+        if seconds:
+            self._stop.wait(seconds)
+        return seconds > 0
 
     def _supervisor(self) -> GroupSupervisor:
         return GroupSupervisor(self.options, self._state)

@@ -28,7 +28,7 @@ from connectors.sequencer.shards import open_shard
 from connectors.spark.job import JobOptions
 from connectors.spark.session import PythonWorker
 from connectors.takeover.agreement import AgreementSettings
-from connectors.takeover.feud import yield_to_rival
+from connectors.takeover.feud import seconds_for_rival
 from connectors.takeover.groups import groups_at, needed_to_order
 from ordering.base.errors import AbcastError, BrokerUnreachable, Fenced
 
@@ -68,7 +68,7 @@ class SequencerJob:
     def run(self) -> None:
         """Work until stopped. Raises a shard's error that will not pass, such as Fenced, if no shard works."""
         options = self.options
-        if yield_to_rival(options.connection, options.site, self._stop.wait, options.groups):
+        if self._stop.wait(seconds_for_rival(options.connection, options.site, options.groups)):
             return
         with contextlib.closing(PythonWorker(self.spark)) as worker:
             try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from connectors.kafka.codec.epochs import seconds_to_yield, this_host
 from connectors.kafka.connection.connection import Connection
@@ -17,30 +17,27 @@ from ordering.base.errors import AbcastError
 _logger = logging.getLogger(__name__)
 
 
-def yield_to_rival(
+def seconds_for_rival(
     connection: Connection,
     site: str,
-    wait: Callable[[float], object],
     groups: GroupChoice = ALL_GROUPS,
     known: Mapping[str, Epochs] | None = None,
-) -> bool:
-    """Wait before the first takeover of a process if a sequencer on another host is in a feud with this one.
+) -> float:
+    """Return the seconds that a start waits for a rival, a sequencer on another host in a feud with this one.
 
-    A feud over fewer than half of the groups holds up no start, as it ends no process that serves others.
-
-    `wait` waits for that many seconds; its result is true if the process is to stop. Returns whether it is to stop.
-    `known`: EPOCH of the groups, if it was read already.
+    Logs them. Returns 0.0 without a feud. A feud over fewer than half of the groups holds up no start, as it ends no
+    process that serves others. `known`: EPOCH of the groups, if it was read already.
     """
     if known is None:
         try:
             known = epochs_of_groups(connection, filter(groups.has, find_groups(connection, site)), site)
         except AbcastError:
-            return False  # the takeover meets the same error, and reports it
+            return 0.0  # the takeover meets the same error, and reports it
     now_ms = time.time_ns() // 1_000_000
     asked = ((group, seconds_to_yield(epochs.claims, this_host(), now_ms)) for group, epochs in known.items())
     feuds = {group: found for group, found in asked if found is not None}
     if not feuds or 2 * len(feuds) < len(known):
-        return False
+        return 0.0
     group, (seconds, rival) = max(feuds.items(), key=lambda item: item[1][0])
     _logger.warning(
         "group %s: this sequencer and %s take the group over from each other again and again. Run one per site. This "
@@ -49,4 +46,4 @@ def yield_to_rival(
         rival.who,
         seconds,
     )
-    return bool(wait(seconds))
+    return seconds

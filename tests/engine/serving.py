@@ -34,7 +34,7 @@ SITE = "nyc"
 def no_rival(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let each start find no rival, and topics that are as they should be. A module that imports it has it for all."""
     monkeypatch.setattr("connectors.engine.takeovers.check_topics", lambda *_: {})
-    monkeypatch.setattr("connectors.engine.job.yield_to_rival", lambda *_: False)
+    monkeypatch.setattr("connectors.engine.job.seconds_for_rival", lambda *_: 0.0)
 
 
 @contextmanager
@@ -72,7 +72,7 @@ def serving_on_spark(kafka: MemoryConnection, sites: tuple[str, ...]) -> Iterato
     with (
         TemporaryDirectory() as where,
         patch("connectors.sequencer.job.PythonWorker"),
-        patch("connectors.sequencer.job.yield_to_rival", return_value=False),
+        patch("connectors.sequencer.job.seconds_for_rival", return_value=0.0),
         patch("connectors.sequencer.shard.check_topics"),
         patch.object(AgreeingShard, "session", wait),
     ):

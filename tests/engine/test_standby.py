@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
@@ -470,10 +470,7 @@ def test_a_standby_that_has_yielded_in_a_feud_waits_again(
     with started_job(kafka, None):
         send(kafka, 1)
 
-    def yields(_: object, __: str, wait: Callable[[float], object], *___: object) -> bool:
-        return bool(wait(0.1))
-
-    monkeypatch.setattr("connectors.engine.job.yield_to_rival", yields)
+    monkeypatch.setattr("connectors.engine.job.seconds_for_rival", lambda *_: 0.1)
     with started_job(kafka, 0.5):
         send(kafka, 2)
     assert caplog.text.count("no sign of a sequencer for a while. This process takes over.") == 2

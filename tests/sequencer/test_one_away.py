@@ -28,7 +28,7 @@ from connectors.sequencer.shard import SequencerShard
 from connectors.spark.job import BatchTooLarge, JobOptions
 from connectors.spark.progress import BatchReport
 from connectors.takeover.agreement import ISIS, AgreementSettings
-from connectors.takeover.feud import yield_to_rival
+from connectors.takeover.feud import seconds_for_rival
 from connectors.takeover.group_maintenance import GroupMaintenance
 from connectors.takeover.groups import positions_of
 from connectors.takeover.rows import Output, OutputTopics, by_rows
@@ -94,7 +94,7 @@ def test_the_look_for_a_rival(kafka: MemoryConnection, what: tuple[str, ...], mo
     monkeypatch.setattr("connectors.takeover.feud.find_groups", lambda *_: list(GROUPS))
     kafka.topics.take_away(name("epoch"), *what)
     started = time.monotonic()
-    assert not yield_to_rival(kafka, "nyc", lambda _: pytest.fail("there is no rival"))
+    assert not seconds_for_rival(kafka, "nyc"), "there is no rival"
     assert time.monotonic() - started < SLOW_S
 
 

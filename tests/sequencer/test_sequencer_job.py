@@ -313,7 +313,7 @@ def test_what_a_shard_has_left_out_is_tried_again(
     job = SequencerJob(spark, JobOptions(kafka, "nyc", tmp_path, look_every_s=0.1))
     topics = [Topic(group, "data", "nyc") for group in GROUPS]
     monkeypatch.setattr(job, "finder", SimpleNamespace(find=lambda: topics, leaderless=list, close=lambda: None))
-    monkeypatch.setattr("connectors.sequencer.job.yield_to_rival", lambda *_: False)
+    monkeypatch.setattr("connectors.sequencer.job.seconds_for_rival", lambda *_: 0.0)
     with working([job]):
         eventually(lambda: "Trying again in" in caplog.text)
         eventually(lambda: taken == [["g"]])
@@ -330,7 +330,7 @@ def test_a_group_that_fails_behind_its_claim_is_claimed_seldom(
     monkeypatch.setattr("connectors.sequencer.job.RETRY_S", 0.1)
     monkeypatch.setattr("connectors.sequencer.job.LONGEST_WAIT_S", 0.5)
     monkeypatch.setattr("connectors.sequencer.job.PythonWorker", MagicMock())
-    monkeypatch.setattr("connectors.sequencer.job.yield_to_rival", lambda *_: False)
+    monkeypatch.setattr("connectors.sequencer.job.seconds_for_rival", lambda *_: 0.0)
     monkeypatch.setattr("connectors.kafka.groups.retrying.BACKOFF_S", ())
     del kafka.topics.partitions[TopicPartition("abcast.h.data.nyc", 1)]
     waits = list[float]()
@@ -367,7 +367,7 @@ def test_a_shard_does_not_wait_for_groups_that_another_serves(
 ) -> None:
     """The failures of h count, although g had a trouble here that may pass."""
     monkeypatch.setattr("connectors.sequencer.job.PythonWorker", MagicMock())
-    monkeypatch.setattr("connectors.sequencer.job.yield_to_rival", lambda *_: False)
+    monkeypatch.setattr("connectors.sequencer.job.seconds_for_rival", lambda *_: 0.0)
     del kafka.topics.partitions[TopicPartition("abcast.h.data.nyc", 1)]
     taken, fails = list[list[str]](), threading.Event()
 
@@ -407,7 +407,7 @@ def test_the_oldest_shard_may_fail_beside_others(
 ) -> None:
     """Its groups are tried again, and the other shards' groups go on."""
     monkeypatch.setattr("connectors.sequencer.job.PythonWorker", MagicMock())
-    monkeypatch.setattr("connectors.sequencer.job.yield_to_rival", lambda *_: False)
+    monkeypatch.setattr("connectors.sequencer.job.seconds_for_rival", lambda *_: 0.0)
     fails = threading.Event()
 
     class Lane(SequencerShard):

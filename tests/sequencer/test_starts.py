@@ -21,7 +21,7 @@ from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.log.seqno_search import where
 from connectors.kafka.topics.settings import change_settings
 from connectors.takeover import takeover
-from connectors.takeover.feud import yield_to_rival
+from connectors.takeover.feud import seconds_for_rival
 from connectors.takeover.takeover import Claimer, take_over, take_over_groups
 from connectors.takeover.ticks import tick
 from connectors.testing.memory_kafka import MemoryConnection
@@ -207,20 +207,17 @@ class TestTwoUnderSupervisors:
 
     def test_the_start_waits(self, kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("connectors.takeover.feud.find_groups", lambda _, site: ["g"] if site == "nyc" else [])
-        waits: list[float] = []
-        assert not yield_to_rival(kafka, "nyc", waits.append)
+        assert not seconds_for_rival(kafka, "nyc")
         for host in [this_host(), "elsewhere"] * 3:
             kafka.producer().send(str(EPOCH), value=f"0 {host} 7".encode(), headers=[("abcast", b"2 claim")])
         with patch("connectors.takeover.feud._logger.warning") as warning:
-            assert not yield_to_rival(kafka, "nyc", waits.append)
+            wait = seconds_for_rival(kafka, "nyc")
         assert "process 7 on host elsewhere" in warning.call_args.args
-        [wait] = waits
         assert 10 < wait <= 40  # the claims are a little older now
-        assert yield_to_rival(kafka, "nyc", lambda _: True)
         for group in "hi":
             kafka.create(group, "nyc")
         monkeypatch.setattr("connectors.takeover.feud.find_groups", lambda *_: ["g", "h", "i"])
-        assert not yield_to_rival(kafka, "nyc", lambda _: pytest.fail("a start waits for the one of three groups"))
+        assert not seconds_for_rival(kafka, "nyc"), "a start waits for the one of three groups"
 
     def test_many_groups_are_asked_by_few_connections(
         self, kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch
@@ -236,7 +233,7 @@ class TestTwoUnderSupervisors:
             return consumer(connection, **settings)
 
         monkeypatch.setattr(MemoryConnection, "consumer", counted)
-        assert not yield_to_rival(kafka, "nyc", lambda _: pytest.fail("there is no rival"))
+        assert not seconds_for_rival(kafka, "nyc"), "there is no rival"
         assert 0 < len(opened) <= GROUPS_AT_ONCE
 
     @pytest.mark.parametrize("claimer", ["elsewhere 7", f"{this_host()} {os.getppid()}"])

@@ -635,7 +635,7 @@ def playing(what: History, mutation: Mutation = NONE) -> Iterator[GroupWorld]:
         "connectors.client.tail.go_back_n.BUSY_RECORDS": 1,
         "connectors.kafka.log.data_log.state_at": world.state_at,
         "connectors.takeover.takeover.SideBySide": InTurn,
-        "connectors.engine.job.yield_to_rival": lambda *_: False,
+        "connectors.engine.job.seconds_for_rival": lambda *_: 0.0,
         **parts(world.disk, world.wait_for_a_leader),
         **world.guests.patches(),
         **world.handovers.patches(),
