@@ -78,6 +78,8 @@ _WRITTEN_S = 10.0
 """The longest wait for Kafka to take a record."""
 _BOTH_S = 0.02
 """The wait for claims while surveys still run."""
+UNSIGNED_S = 60.0
+"""The age of a claim whose sequencer has given no sign of life, from which on it is taken to be gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,14 +270,18 @@ class Takeover:
     def _inherit(self, data: DataLog) -> None:
         """Regard a group's newest claim as this process's own, if its sequencer fenced this process and is silent now.
 
-        A sequencer that never gave a sign of life may lack the right to: it does not count as silent.
+        One that has claimed and given no sign yet has UNSIGNED_S for it: a takeover may take long. In a group without
+        any sign of life, sequencers may lack the right to sign: there none counts as silent.
         """
         group, claim = data.topic.group, data.epochs.read().newest_claim
         sign = self._signs.of_groups.get(group)
-        if claim is None or sign is None or not self._by.claimed.get(group, claim.epoch) < claim.epoch == sign.epoch:
+        if claim is None or sign is None or self._by.claimed.get(group, claim.epoch) >= claim.epoch:
             return
         look = SecondLook(self._by.connection, [group], self._by.site)
-        if judge(data, sign, functools.partial(look.gives_another, group)).state == SILENT:
+        found = judge(data, sign, functools.partial(look.gives_another, group))
+        # A new sign of epoch 0 tells that a sequencer goes on without the group.
+        has_time = found.silent_s < UNSIGNED_S or sign.is_new
+        if found.state == SILENT and (sign.epoch == claim.epoch or not has_time):
             self._by.claimed[group] = claim.epoch
 
     def _who_serves(self, data: DataLog) -> str:

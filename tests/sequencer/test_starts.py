@@ -19,10 +19,11 @@ from connectors.kafka.groups.side_by_side import GROUPS_AT_ONCE
 from connectors.kafka.groups.unservable_groups import UnservableGroups
 from connectors.kafka.log.data_log import DataLog
 from connectors.kafka.log.seqno_search import where
+from connectors.kafka.log.sign_of_life import Sign, commit_sign
 from connectors.kafka.topics.settings import change_settings
 from connectors.takeover import takeover
 from connectors.takeover.feud import seconds_for_rival
-from connectors.takeover.takeover import Claimer, take_over, take_over_groups
+from connectors.takeover.takeover import UNSIGNED_S, Claimer, take_over, take_over_groups
 from connectors.takeover.ticks import tick
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.memory_topics import MemoryFuture
@@ -259,6 +260,48 @@ class TestTwoUnderSupervisors:
         take_over(kafka, "g", "nyc")
         with pytest.raises(Fenced, match=f"on host {this_host()}"):
             take_over(kafka, "g", "nyc", claimed=own)
+
+
+class TestClaimsWithoutASign:
+    """A sequencer dies behind its claim, before its first sign of life. The one that it fenced takes the group back."""
+
+    @pytest.fixture
+    def own(self, kafka: MemoryConnection) -> dict[str, int]:
+        """The epochs of a sequencer that gave a sign in epoch 1."""
+        own: dict[str, int] = {}
+        take_over(kafka, "g", "nyc", claimed=own)
+        self.sign(kafka, 1, at_ms=0)
+        return own
+
+    def sign(self, kafka: MemoryConnection, epoch: int, at_ms: int) -> None:
+        commit_sign(kafka.metadata_client(), "g", "nyc", Sign(epoch, "elsewhere", "process", at_ms))
+
+    def is_taken_back(self, kafka: MemoryConnection, own: dict[str, int]) -> bool:
+        try:
+            take_over(kafka, "g", "nyc", claimed=own)
+        except Fenced:
+            return False
+        return True
+
+    @pytest.mark.parametrize(("age_s", "is_gone"), [(UNSIGNED_S - 20, False), (UNSIGNED_S + 1, True)])
+    def test_it_has_a_minute_for_its_first_sign(
+        self, kafka: MemoryConnection, own: dict[str, int], *, age_s: float, is_gone: bool
+    ) -> None:
+        kafka.topics.ahead_ms = -round(age_s * 1_000)
+        take_over(kafka, "g", "nyc")
+        assert self.is_taken_back(kafka, own) == is_gone
+
+    def test_one_that_goes_on_without_the_group_is_there(self, kafka: MemoryConnection, own: dict[str, int]) -> None:
+        kafka.topics.ahead_ms = -120_000
+        take_over(kafka, "g", "nyc")
+        self.sign(kafka, 0, at_ms=time.time_ns() // 1_000_000)
+        assert not self.is_taken_back(kafka, own)
+
+    def test_where_nobody_signs_nobody_counts_as_silent(self, kafka: MemoryConnection, own: dict[str, int]) -> None:
+        kafka.topics.ahead_ms = -120_000
+        take_over(kafka, "g", "nyc")
+        kafka.topics.forget_commits()
+        assert not self.is_taken_back(kafka, own)
 
 
 class TestNotes:
