@@ -106,7 +106,10 @@ class SequencerSilence:
             self._silent_s += min(now - self._looked_at, _LONGEST_LOOK_S)
         self._looked_at = now
         self._too_long_s = max(self._after_s, SIGNS * seen.every_s) + self._more_s
-        self.is_half = self._silent_s >= self._too_long_s / 2
+        half_s = self._too_long_s / 2
+        if not self.is_half:  # a slow look takes nothing off the other half
+            self._silent_s = min(self._silent_s, half_s)
+        self.is_half = self._silent_s >= half_s
         return self._silent_s >= self._too_long_s
 
 
@@ -239,6 +242,7 @@ class _Lookout:
                 return Seen()
             self._metadata = self._metadata or self._connection.metadata_client()
             signs = read_signs(self._connection, groups, self._site, metadata=self._metadata).of_groups
+            self._sign(self._metadata, groups)
             log = self._log(groups, signs)
             epochs, sign = log.epochs.read(), signs.get(log.topic.group)
             if (claim := epochs.newest_claim) is not None and claim.is_over:
@@ -247,14 +251,14 @@ class _Lookout:
             known = {} if self._has_looked else self.epochs(finder)
             alone = known if _is_alone(known, groups, signs) else {}
             self._has_looked = True
-            self._sign(self._metadata, groups)
             has_signed = sign is not None and claim is not None and sign.epoch == claim.epoch
             every_s = sign.every_s if sign is not None and has_signed else SIGN_EVERY_S
             return Seen(signs, claim, is_asked(epochs, self._since_ms), every_s, alone, log.topic.group)
         except (AbcastError, KafkaError) as error:
             if self._throttle.is_due(str(error)):
                 _logger.warning("standby: %s Trying again.", error)
-            self.close()
+            if error.retriable:
+                self.close()
             return Seen(signs)
 
     def asked(self, finder: TopicFinder) -> Mapping[str, Epochs]:

@@ -120,6 +120,12 @@ class TestSilence:
         assert not silence.is_long(signed(1), 100.25)
         assert silence.is_long(signed(1), 100.5)
 
+    def test_a_slow_look_takes_nothing_off_the_second_half(self) -> None:
+        """In that half, a process that has claimed gives its signs."""
+        silence = SequencerSilence(2.0)
+        looks = [now for now in (0.0, 0.9, 1.9, 2.8, 2.9) if not silence.is_long(signed(1), now)]
+        assert looks == [0.0, 0.9, 1.9, 2.8]
+
     def test_the_time_left_leads_to_each_half(self) -> None:
         silence, now, waits = SequencerSilence(4.0), 0.0, []
         assert silence.left_s() == float("inf")
@@ -600,6 +606,26 @@ def test_a_busy_machine_may_take_its_time_to_answer(kafka: MemoryConnection, mon
 
     monkeypatch.setattr("connectors.kafka.groups.side_by_side.consumer_of_logs", late)
     assert groups.epochs_of_groups(kafka, ["g"], SITE).keys() == {"g"}
+
+
+def test_a_standby_that_may_not_read_epoch_keeps_its_connections_and_signs(
+    kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An operator can ask it to take over."""
+    take_over(kafka, "g", SITE)
+    kafka.topics.forbidden.add(str(Topic("g", "epoch", SITE)))
+    connect, connected = MemoryConnection.metadata_client, list[object]()
+
+    def counted(connection: MemoryConnection) -> Any:
+        connected.append(None)
+        return connect(connection)
+
+    monkeypatch.setattr(MemoryConnection, "metadata_client", counted)
+    finder = finder_of(kafka, (SITE,))
+    with closing(standby._Lookout(kafka, SITE)) as lookout:
+        assert [lookout.look(finder).claim for _ in range(3)] == [None] * 3
+    assert len(connected) == 1
+    assert read_standbys(kafka.metadata_client(), ["g"], SITE).keys() == {"g"}
 
 
 def test_a_later_look_adds_no_claim_to_the_known_ones(kafka: MemoryConnection) -> None:
