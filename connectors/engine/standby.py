@@ -121,8 +121,8 @@ class Turn(NamedTuple):
 
     @property
     def replaced(self) -> dict[str, int]:
-        """Return the epochs that it replaces, by group."""
-        return newest_epochs(self.known)
+        """Return the epochs that it replaces, by group; 0 of a group that was never claimed."""
+        return {group: epochs.newest_epoch for group, epochs in self.known.items()}
 
 
 class Standby:
@@ -145,14 +145,15 @@ class Standby:
         silence = SequencerSilence(self._after_s, secrets.randbelow(_SPREAD_MS) / 1_000)
         told = living = ""
         known: Mapping[str, Epochs] = {}  # at half of the silence
-        starts, self._starts = self._starts, False  # one that is fenced knows of a sequencer
-        with closing(_Lookout(self._connection, self._site, has_looked=not starts)) as lookout:
+        with closing(_Lookout(self._connection, self._site)) as lookout:
             while not stop.is_set():
                 seen = lookout.look(self._finder)
                 claim, asked, is_long = seen.claim, seen.is_asked, silence.is_long(seen, time.monotonic())
-                if seen.alone:
-                    _logger.warning("standby at %s: there is no sequencer. This process takes over.", self._site)
-                    return Turn(seen.alone)
+                if self._starts and seen.groups:
+                    self._starts = False  # one that is fenced later knows of a sequencer
+                    if alone := lookout.alone(self._finder, seen):
+                        _logger.warning("standby at %s: there is no sequencer. This process takes over.", self._site)
+                        return Turn(alone)
                 if claim is not None and claim.who != told:
                     told = claim.who
                     _logger.info("standby at %s: %s is the sequencer. This process waits.", self._site, told)
@@ -180,11 +181,6 @@ class Standby:
         return Turn()
 
 
-def newest_epochs(known: Mapping[str, Epochs]) -> dict[str, int]:
-    """Return the newest epoch of each group; 0 if it was never claimed."""
-    return {group: epochs.newest_epoch for group, epochs in known.items()}
-
-
 def is_asked(epochs: Epochs, since_ms: int) -> bool:
     """Whether the newest request is for this process, now, and to replace the sequencer of the newest claim.
 
@@ -199,21 +195,16 @@ def is_asked(epochs: Epochs, since_ms: int) -> bool:
 class Seen(NamedTuple):
     """The newest signs of the sequencer (None if Kafka did not tell, or there is no group), and its claim of `group`.
 
-    `is_asked`: an operator asks this process to take over. `every_s`: the time between two signs. `alone`: EPOCH of all
-    groups, if at the first look there was no sequencer.
+    `is_asked`: an operator asks this process to take over. `every_s`: the time between two signs. `groups`: all groups;
+    none if Kafka does not tell the claim.
     """
 
     signs: Mapping[str, Sign] | None = None
     claim: Claim | None = None
     is_asked: bool = False
     every_s: float = SIGN_EVERY_S
-    alone: Mapping[str, Epochs] = MappingProxyType({})
     group: str = ""
-
-
-def _is_alone(known: Mapping[str, Epochs], groups: Sequence[str], signs: Mapping[str, Sign]) -> bool:
-    """Whether none of the groups has a sequencer. `known`: their EPOCH, as far as Kafka tells."""
-    return all(group in known and _is_gone(known[group].newest_claim, signs.get(group)) for group in groups)
+    groups: Sequence[str] = ()
 
 
 def _is_gone(claim: Claim | None, sign: Sign | None) -> bool:
@@ -225,14 +216,12 @@ def _is_gone(claim: Claim | None, sign: Sign | None) -> bool:
 class _Lookout:
     """Looks at the sequencer, by connections that stay open, and gives the standby's signs. Close it."""
 
-    def __init__(self, connection: Connection, site: str, *, has_looked: bool = False) -> None:
-        """`has_looked`: it is known that there was a sequencer."""
+    def __init__(self, connection: Connection, site: str) -> None:
         self._connection, self._site, self._since_ms = connection, site, time.time_ns() // 1_000_000
         self._metadata: MetadataClient | None = None
         self._consumer: Consumer | None = None
         self._logs: dict[str, DataLog] = {}
         self._sign_at, self._pause_s, self._throttle = 0.0, STANDBY_SIGN_S, LogThrottle()
-        self._has_looked = has_looked
 
     def look(self, finder: TopicFinder) -> Seen:
         """Look once. Raises no error: what hinders it is logged."""
@@ -248,18 +237,23 @@ class _Lookout:
             if (claim := epochs.newest_claim) is not None and claim.is_over:
                 epochs = log.epochs.read()  # another one may have claimed, and given no sign yet
                 claim = epochs.newest_claim
-            known = {} if self._has_looked else self.epochs(finder)
-            alone = known if _is_alone(known, groups, signs) else {}
-            self._has_looked = True
             has_signed = sign is not None and claim is not None and sign.epoch == claim.epoch
             every_s = sign.every_s if sign is not None and has_signed else SIGN_EVERY_S
-            return Seen(signs, claim, is_asked(epochs, self._since_ms), every_s, alone, log.topic.group)
+            return Seen(signs, claim, is_asked(epochs, self._since_ms), every_s, log.topic.group, groups)
         except (AbcastError, KafkaError) as error:
             if self._throttle.is_due(str(error)):
                 _logger.warning("standby: %s Trying again.", error)
             if error.retriable:
                 self.close()
             return Seen(signs)
+
+    def alone(self, finder: TopicFinder, seen: Seen) -> Mapping[str, Epochs]:
+        """Return EPOCH of all groups, if none has a sequencer; {} otherwise, or if Kafka does not tell all."""
+        signs, known = seen.signs or {}, self.epochs(finder)
+        is_alone = all(
+            group in known and _is_gone(known[group].newest_claim, signs.get(group)) for group in seen.groups
+        )
+        return known if is_alone else {}
 
     def asked(self, finder: TopicFinder) -> Mapping[str, Epochs]:
         """Return EPOCH of the groups that this process is asked to take over, as far as Kafka tells."""
