@@ -76,8 +76,9 @@ class OrderFeed:
         with self._changed:
             self._asked_at = time.monotonic()
             if self._thread is None and not self._stop.is_set():
-                self._thread = threading.Thread(target=self._run, name="abcast-order", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="abcast-order", daemon=True)
+                thread.start()
+                self._thread = thread
 
     def ask(self, after: int, wait_s: float) -> dict[str, Any]:
         """Return the records behind seqno `after`, the newest ones; wait so long for the first.

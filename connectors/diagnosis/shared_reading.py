@@ -55,8 +55,8 @@ class SharedReading(Generic[Value]):
             # The cost is that of the newest reading, which may have ended during this wait.
             while self._last is None or self._last.began_at < asked_at - max(age_s, self._last.cpu_s / cpu_share):
                 if not self._is_reading and not self._is_closed:
-                    self._is_reading = True
                     threading.Thread(target=self._refresh, name="abcast-reading", daemon=True).start()
+                    self._is_reading = True
                 left_s = asked_at + wait_s - time.monotonic()
                 if left_s <= 0 or self._is_closed:
                     break

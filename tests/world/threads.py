@@ -1,25 +1,25 @@
 """The client's threads in a world: none of them runs. Their loops take a turn when the world says so.
 
-`Parked` takes the place of `threading.Thread`. A loop that asks `Turns` whether to stop ends after
+`Parked` takes the place of `ThreadOnDemand`. A loop that asks `Turns` whether to stop ends after
 one turn.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
 from connectors.client.incarnation.callbacks import Callback, Callbacks
-from connectors.client.incarnation.rejoin import Rejoin
 from connectors.client.tail.after_callbacks import AfterCallbacks
 from connectors.client.tail.cast_hub import CastHub
 from connectors.client.tail.cast_reader import CastReader
 from connectors.client.tail.heartbeats import Heartbeats, _OwnProducer
 from connectors.client.tail.log_tailer import LogTailer
 from connectors.client.tail.merged_log import MergedLog
+from connectors.client.values.thread_on_demand import ThreadOnDemand
 from connectors.kafka.log.data_cursor import DataCursor
 from connectors.kafka.log.effective import Effective
 
@@ -27,23 +27,19 @@ MODULES = ("client.tail.cast_hub", "client.tail.cast_reader", "client.tail.log_t
 """The modules of the package `connectors` with a POLL_S."""
 
 
-class Parked:
+class Parked(ThreadOnDemand):
     """A thread that does not run."""
 
-    def __init__(
-        self, target: Callable[..., object], args: Sequence[Any] = (), name: str = "", *, daemon: bool = True
-    ) -> None:
-        self.target, self.args = target, args
+    args: Sequence[Any] = ()
+    has_begun = False
 
-    def start(self) -> None:
+    def begin(self, *arguments: object) -> None:
         """Wait for the world."""
-
-    def join(self, timeout: float | None = None) -> None:
-        """Return at once."""
+        self.has_begun, self.args = True, arguments
 
 
-PARKED = (LogTailer, CastHub, CastReader, Rejoin)
-"""The parts of a client that start a thread."""
+PARKED = ("tail.log_tailer", "tail.cast_hub", "tail.cast_reader", "incarnation.rejoin")
+"""The modules of the package `connectors.client` that start a thread."""
 
 
 class Turns(threading.Event):
@@ -198,15 +194,9 @@ class Calls(Callbacks):
 @contextmanager
 def parked() -> Iterator[None]:
     """Let no part of a client start a thread, or wait for Kafka."""
-    real = threading.Thread
-
-    def thread(*given: Any, **options: Any) -> Any:
-        is_ours = isinstance(getattr(options.get("target"), "__self__", None), PARKED)
-        return (Parked if is_ours else real)(*given, **options)
-
     with ExitStack() as stack:
         for target, replacement in (
-            ("threading.Thread", thread),
+            *((f"connectors.client.{module}.ThreadOnDemand", Parked) for module in PARKED),
             ("connectors.client.tail.sharing.LogTailer", Tailer),
             ("connectors.client.tail.sharing.AfterCallbacks", StillAfterCallbacks),
             ("connectors.client.tail.sharing.CastHub", Hub),

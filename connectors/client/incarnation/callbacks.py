@@ -11,6 +11,7 @@ import queue
 import threading
 from collections.abc import Callable
 
+from connectors.client.values.thread_on_demand import ThreadOnDemand
 from ordering.base.errors import AbcastError
 
 Callback = Callable[[], object]
@@ -28,14 +29,14 @@ class Callbacks:
         self._address = address
         self._block = block or _nothing
         self._unblock = unblock or _nothing
-        self._calls: queue.Queue[Callback | None] = queue.Queue()
+        self._calls: queue.SimpleQueue[Callback | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._thread = ThreadOnDemand(f"abcast-{address}-callbacks", self._run)
 
     @property
     def is_calling(self) -> bool:
         """Whether the caller is one of the callbacks."""
-        return threading.current_thread() is self._thread
+        return self._thread.is_current
 
     def block(self) -> None:
         """Queue a call of the application's `block`, which finishes sending."""
@@ -51,20 +52,12 @@ class Callbacks:
 
     def close(self) -> None:
         """End the thread after the queued calls; wait up to CLOSE_TIMEOUT_S for it."""
-        with self._lock:
-            thread = self._thread
-        if thread is None:
-            return
         self._calls.put(None)
-        if thread is not threading.current_thread():
-            thread.join(CLOSE_TIMEOUT_S)
+        self._thread.join(CLOSE_TIMEOUT_S)
 
     def _put(self, call: Callback) -> None:
         with self._lock:
-            if self._thread is None:
-                thread = threading.Thread(target=self._run, name=f"abcast-{self._address}-callbacks", daemon=True)
-                thread.start()
-                self._thread = thread
+            self._thread.begin()
         self._calls.put(call)
 
     def _run(self) -> None:

@@ -19,13 +19,13 @@ A crash in between is a crash of the old incarnation, or of the new one: the out
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 
 from connectors.client.incarnation.forwarder import Forwarder
 from connectors.client.incarnation.incarnations import Incarnations, Unsent
 from connectors.client.incarnation.session import Session
+from connectors.client.values.thread_on_demand import ThreadOnDemand
 from ordering.base.errors import AbcastError, BrokerUnreachable, Excluded, NotOrderedInTime, TopicMissing
 from ordering.participant.participant_table import ParticipantPhase
 
@@ -64,9 +64,13 @@ class Rejoin:
 
     def start(self, old: Forwarder) -> None:
         """Perform BEGIN_ANEW. Called under `changed`, so that no thread sees the exclusion without the rejoin."""
-        self._in_progress += 1
-        name = f"abcast-{self.address}-rejoin"
-        threading.Thread(target=self._join_again, args=(old,), name=name, daemon=True).start()
+        thread = ThreadOnDemand(f"abcast-{self.address}-rejoin", self._join_again)
+        try:
+            self._in_progress += 1
+            thread.begin(old)
+        except BaseException:
+            self._in_progress -= not thread.has_begun
+            raise
 
     def _join_again(self, old: Forwarder) -> None:
         was_in = old.participant.joined_at is not None or old.participant.phase is ParticipantPhase.EXCLUDED

@@ -31,6 +31,7 @@ from connectors.client.tail.sharing import share
 from connectors.client.values.letter import LetterReceipt
 from connectors.client.values.promise import raised_again
 from connectors.client.values.sending_limits import SendingLimits
+from connectors.client.values.thread_on_demand import ThreadOnDemand
 from connectors.kafka.codec.letter_codec import letter_headers
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.topics.topics import inbox_partitions
@@ -89,8 +90,12 @@ class LetterSender:
             raise
         who = f"{address}'s letters"
         self._sending = GoBackN(self._shared.producers, producer, who, self._changed, self._send_table)
-        self._thread = threading.Thread(target=self._run, name=f"abcast-letters-{group}-{address}", daemon=True)
-        self._thread.start()
+        self._thread = ThreadOnDemand(f"abcast-letters-{group}-{address}", self._run)
+        try:
+            self._thread.begin()
+        except BaseException:
+            self.close()
+            raise
 
     # --- called by applications ---
 

@@ -55,6 +55,7 @@ from connectors.client.state.state_joiner import Fetched, SetState, StateJoiner
 from connectors.client.state.state_letters import Request, Send, decode_state_letter
 from connectors.client.state.state_supplier import GetState, StateSupplier
 from connectors.client.tail.cast_hub import CastHub
+from connectors.client.values.thread_on_demand import ThreadOnDemand
 from connectors.kafka.codec.letter_codec import WrittenLetter, decode_letter, is_state_letter
 from connectors.kafka.codec.seldom import warn_seldom
 from connectors.kafka.connection.connection import Connection
@@ -100,11 +101,11 @@ class StateTransfer:
         self.supplier = StateSupplier(connection, address, send, get_state, current, casts=casts)
         self._key = str(address).encode("ascii")
         self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread = ThreadOnDemand(f"abcast-{address}-state", self._read)
 
     def start(self) -> None:
         """Start to read the inbox, from its end on. Call it before the JOIN. Raises BrokerUnreachable, TopicMissing."""
-        if self._thread is not None:
+        if self._thread.has_begun:
             return
         consumer = self.connection.consumer()
         try:
@@ -112,20 +113,18 @@ class StateTransfer:
             consumer.assign([partition])
             with self.connection.reachable():
                 consumer.seek(partition, int(consumer.end_offsets([partition])[partition]))
+            self._thread.begin(consumer, partition)
         except BaseException:
-            consumer.close()
+            if not self._thread.has_begun:
+                consumer.close()
             raise
-        name = f"abcast-{self.address}-state"
-        self._thread = threading.Thread(target=self._read, args=(consumer, partition), name=name, daemon=True)
-        self._thread.start()
 
     def close(self) -> None:
         """End the threads, and a running `fetch`. The joiner of an incomplete answer asks another member."""
         self._stopping.set()
         self.joiner.close()
         self.supplier.close(self.connection.timeout)
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(self.connection.timeout)
+        self._thread.join(self.connection.timeout)
 
     def fetch(
         self,

@@ -11,6 +11,8 @@ import queue
 import threading
 from collections.abc import Callable
 
+from connectors.client.values.thread_on_demand import ThreadOnDemand
+
 Call = Callable[[], object]
 END_S = 1.0
 _logger = logging.getLogger(__name__)
@@ -22,15 +24,12 @@ class AfterCallbacks:
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._thread = ThreadOnDemand("abcast-after-callbacks", self._run)
 
     def begin(self) -> None:
         """Start the thread, unless it runs. Raises RuntimeError (the process has too many threads)."""
         with self._lock:
-            if self._thread is None:
-                thread = threading.Thread(target=self._run, name="abcast-after-callbacks", daemon=True)
-                thread.start()
-                self._thread = thread
+            self._thread.begin()
 
     def put(self, call: Call) -> None:
         """Ask for a call, after `begin`. Never waits, and raises nothing."""
@@ -39,8 +38,7 @@ class AfterCallbacks:
     def close(self) -> None:
         """End the thread after the calls that were asked for; wait up to END_S for it."""
         self._calls.put(None)
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(END_S)
+        self._thread.join(END_S)
 
     def _run(self) -> None:
         while (call := self._calls.get()) is not None:

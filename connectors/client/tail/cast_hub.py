@@ -28,6 +28,7 @@ from connectors.client.tail.cast_reader import CastTopics
 from connectors.client.tail.log_tailer import LogTailer
 from connectors.client.tail.merged_log import Begin, MergedLog, ordered
 from connectors.client.values.promise import copied
+from connectors.client.values.thread_on_demand import ThreadOnDemand
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.connection.metadata_client import MetadataClient
 from connectors.kafka.log.data_log import DataLog
@@ -97,7 +98,7 @@ class CastHub:
         self._starting = threading.Lock()
         self._users = 0
         self._log: MergedLog | None = None
-        self._thread: threading.Thread | None = None
+        self._thread: ThreadOnDemand | None = None
         self._stopping = threading.Event()
         self._senders: dict[MemberIncarnation, CastingIncarnation] = {}
         self._failure: Exception | None = None
@@ -116,16 +117,17 @@ class CastHub:
         """
         with self._starting:
             if self._thread is None:
-                self._log = MergedLog(self._tailer, self._topics, self._begin())
                 self._stopping = threading.Event()
-                thread = threading.Thread(
-                    target=self._run, args=(self._log, self._stopping), name=f"abcast-{self.group}-orders", daemon=True
-                )
+                thread = ThreadOnDemand(f"abcast-{self.group}-orders", self._run)
+                self._log = MergedLog(self._tailer, self._topics, self._begin())
                 try:
-                    thread.start()
+                    thread.begin(self._log, self._stopping)
                     self._thread = thread
                 except BaseException:
+                    self._thread = None
                     self._stopping.set()
+                    if not thread.has_begun:
+                        self._log.close()
                     raise
             self._users += 1
 
@@ -139,7 +141,7 @@ class CastHub:
             self._stopping.set()
         with self.lock:
             self.lock.notify_all()
-        if thread is not None and thread is not threading.current_thread():
+        if thread is not None:
             thread.join(JOIN_S)
 
     def add(self, sender: CastingIncarnation) -> None:

@@ -22,6 +22,7 @@ from kafka.errors import AuthorizationError, KafkaError, NoOffsetForPartitionErr
 from kafka.structs import TopicPartition
 
 from connectors.client.tail.cast_buffer import CastBuffer, Found
+from connectors.client.values.thread_on_demand import ThreadOnDemand
 from connectors.kafka.codec.cast_codec import decode_cast
 from connectors.kafka.codec.seldom import warn_seldom
 from connectors.kafka.connection.connection import Connection
@@ -100,8 +101,14 @@ class CastReader:
         self._asks_at = 0.0
         self._ends: Mapping[TopicPartition, int] = {}
         self._assign()
-        self._thread = threading.Thread(target=self._run, name="abcast-casts", daemon=True)
-        self._thread.start()
+        self._thread = ThreadOnDemand("abcast-casts", self._run)
+        try:
+            self._thread.begin()
+        except BaseException:
+            self._stopping.set()
+            if not self._thread.has_begun:
+                self._consumer.close()
+            raise
 
     def close(self) -> None:
         """Disconnect."""

@@ -19,6 +19,7 @@ from typing import NamedTuple, Protocol
 from kafka.errors import KafkaError
 
 from connectors.client.tail.producers import Producers
+from connectors.client.values.thread_on_demand import ThreadOnDemand
 from connectors.kafka.transport import Producer, Sent
 from ordering.base.errors import BrokerUnreachable, KafkaRefused
 
@@ -54,7 +55,7 @@ class Heartbeats:
         self._lock = threading.Lock()
         self._beating: dict[Beating, Sent | None] = {}
         """The last heartbeat of each."""
-        self._thread: threading.Thread | None = None
+        self._thread = ThreadOnDemand("abcast-heartbeats", self._run)
         self._closing = threading.Event()
 
     def add(self, who: Beating) -> None:
@@ -62,18 +63,13 @@ class Heartbeats:
         with self._lock:
             if who in self._beating:
                 return
-            if self._thread is None:
-                thread = threading.Thread(target=self._run, name="abcast-heartbeats", daemon=True)
-                thread.start()
-                self._thread = thread
+            self._thread.begin()
             self._beating[who] = None
 
     def close(self) -> None:
         """End the thread."""
         self._closing.set()
-        thread = self._thread
-        if thread is not None:
-            thread.join(2 * HEARTBEAT_S)
+        self._thread.join(2 * HEARTBEAT_S)
 
     def _run(self) -> None:
         own = _OwnProducer(self._producers)
@@ -91,7 +87,7 @@ class Heartbeats:
             self._beat(own, who, last)
         with self._lock:
             if not self._beating:
-                self._thread = None
+                self._thread.forget()
             return bool(self._beating)
 
     def _beat(self, own: _OwnProducer, who: Beating, last: Sent | None) -> None:

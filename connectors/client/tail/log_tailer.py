@@ -30,6 +30,7 @@ from connectors.client.tail.log_reader import LogReader
 from connectors.client.tail.subscription import Listener, Subscription
 from connectors.client.tail.tail_cache import TailBatch, TailCache
 from connectors.client.values.promise import raised_again
+from connectors.client.values.thread_on_demand import ThreadOnDemand
 from connectors.kafka.connection.connection import Connection
 from connectors.kafka.log.data_cursor import DataCursor
 from connectors.kafka.log.data_log import Start
@@ -62,7 +63,7 @@ class LogTailer:
         self._changed: HistoryChanged | None = None
         self._users = 0
         self._starting = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._thread: ThreadOnDemand | None = None
         self._stopping = threading.Event()
         self.notifying = threading.RLock()
         self._subscriptions: dict[bytes, list[Subscription]] = {}
@@ -105,16 +106,15 @@ class LogTailer:
             self.format = FIRST.number  # the group may have been made anew while no thread ran
             self._stopping = stopping = threading.Event()
             self.cache.open(begins.position, begins.reader.last_seqno)
-            thread = threading.Thread(
-                target=self._run, args=(begins, stopping), name=f"abcast-{self.group}-{self.site}", daemon=True
-            )
+            thread = ThreadOnDemand(f"abcast-{self.group}-{self.site}", self._run)
             try:
-                thread.start()
-                self._thread, self._users = thread, 1
+                thread.begin(begins, stopping)
+                self._users, self._thread = 1, thread
             except BaseException:
+                self._thread = None
                 stopping.set()
                 self.cache.close()
-                if begins is not cursor and thread.ident is None:
+                if begins is not cursor and not thread.has_begun:
                     begins.close()
                 raise
             return begins is cursor
@@ -133,7 +133,7 @@ class LogTailer:
             thread, self._thread = self._thread, None
             self._stopping.set()
             self.cache.close()
-        if thread is not None and thread is not threading.current_thread():
+        if thread is not None:
             # All its waits have limits. Should one fail, the thread is a daemon, and ends with the process.
             thread.join(JOIN_S)
         self._end.close()

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from connectors.client.values.thread_on_demand import ThreadOnDemand
+
 T = TypeVar("T")
 
 IDLE_S = 2.0
@@ -24,18 +26,15 @@ class OneThread:
     """A queue of calls, and a thread that exists only while there are some, and IDLE_S longer. Thread-safe."""
 
     def __init__(self, name: str) -> None:
-        self._name = name
-        self._calls: queue.Queue[tuple[Future[Any], Callable[[], Any]]] = queue.Queue()
+        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._is_running = False
+        self._thread = ThreadOnDemand(name, self._run)
 
     def submit(self, call: Callable[[], T]) -> Future[T]:
         """Queue the call behind all earlier ones, in the caller's context (`contextvars`); return its future."""
         future: Future[T] = Future()
         with self._lock:
-            if not self._is_running:
-                threading.Thread(target=self._run, name=self._name, daemon=True).start()
-                self._is_running = True
+            self._thread.begin()
             self._calls.put((future, functools.partial(contextvars.copy_context().run, call)))
         return future
 
@@ -46,7 +45,7 @@ class OneThread:
             except queue.Empty:
                 with self._lock:
                     if self._calls.empty():
-                        self._is_running = False
+                        self._thread.forget()
                         return
                 continue
             if not future.set_running_or_notify_cancel():

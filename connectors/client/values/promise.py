@@ -21,6 +21,7 @@ from collections.abc import Generator
 from concurrent.futures import Future
 
 from connectors.client.values.arguments import seconds
+from connectors.client.values.thread_on_demand import ThreadOnDemand
 from ordering.base.errors import AbcastError
 
 _logger = logging.getLogger(__name__)
@@ -153,15 +154,12 @@ class _Settling:
     def __init__(self) -> None:
         self._promises: queue.SimpleQueue[Promise] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._thread = ThreadOnDemand("abcast-receipts", self._run)
         self.put = self._promises.put
 
     def start(self) -> None:
         with self._lock:
-            if self._thread is None:
-                thread = threading.Thread(target=self._run, name="abcast-receipts", daemon=True)
-                thread.start()
-                self._thread = thread
+            self._thread.begin()
 
     def _run(self) -> None:
         while True:

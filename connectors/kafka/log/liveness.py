@@ -120,8 +120,9 @@ def say_why(connection: Connection, group: str, site: str, patience_s: float = 3
     with _lock:
         look = _looks.get(key)
         if look is None:
-            look = _looks[key] = Future()
+            look = Future()
             threading.Thread(target=_look, args=(look, *key), name="abcast-liveness", daemon=True).start()
+            _looks[key] = look  # behind the start, which may fail
     with contextlib.suppress(TimeoutError, FutureTimeoutError):
         return look.result(patience_s)
     return ""
@@ -151,5 +152,5 @@ def _look(look: Future[str], connection: Connection, group: str, site: str) -> N
             sentence = "" if found.works else f"{str(found)[0].upper()}{str(found)[1:]}."
     finally:
         with _lock:
-            del _looks[connection, group, site]
+            _looks.pop((connection, group, site), None)  # Ctrl-C may have kept it out
         look.set_result(sentence)
