@@ -103,7 +103,7 @@ class Forwarder:
         self.hub = opened.hub
         """The hub of this process, if the member has casts."""
         self.changed = incarnations.changed
-        self._lock = incarnations.lock  # the lock of `changed`: taking it directly costs less
+        self._lock = incarnations.changed.lock  # taking it directly costs less
         self._incarnations = incarnations
         self._shared, self._subscription = opened.shared, opened.subscription
         self._join = begun.join

@@ -36,7 +36,6 @@ under one id have sent one message.)
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -44,6 +43,7 @@ from typing import NamedTuple
 from connectors.client.casts.cast_keeper import CastKeeper, UnwrittenCast
 from connectors.client.memory.incarnation_numbers import IncarnationNumbers
 from connectors.client.memory.outbox import Outbox
+from connectors.client.values.condition import Condition
 from connectors.client.values.member_metrics import SendingFigures
 from connectors.client.values.receipt import Receipt
 from connectors.client.values.sending_limits import SendingLimits
@@ -105,7 +105,7 @@ class Beginning(NamedTuple):
 class Incarnations:
     """State shared by all incarnations of a sender in this process.
 
-    `changed`, over `lock`, is the one condition of all their receipts; docs/protocols/locks.md has the order of locks.
+    `changed` is the one condition of all their receipts; docs/protocols/locks.md has the order of locks.
     `claimed` has the numbers of the incarnations that this process has begun or continued, and the last one that an
     earlier process with the outbox has claimed: for its letters or casts, or just before it was killed.
     """
@@ -115,14 +115,10 @@ class Incarnations:
     outbox: Outbox | None = None
     casts: bool = False
     """Whether the member takes part in fifo and causal order."""
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    changed: threading.Condition = field(init=False)
+    changed: Condition = field(default_factory=Condition)
     claimed: set[int] = field(default_factory=set)
     figures: SendingFigures = field(default_factory=SendingFigures)
     _keeper: CastKeeper | None = None
-
-    def __post_init__(self) -> None:
-        self.changed = threading.Condition(self.lock)
 
     @property
     def keeper(self) -> CastKeeper:

@@ -28,6 +28,7 @@ from kafka.structs import TopicPartition
 
 from connectors.client.tail.go_back_n import GoBackN
 from connectors.client.tail.sharing import share
+from connectors.client.values.condition import Condition
 from connectors.client.values.letter import LetterReceipt
 from connectors.client.values.promise import raised_again
 from connectors.client.values.sending_limits import SendingLimits
@@ -74,7 +75,7 @@ class LetterSender:
         self.incarnation = incarnation
         self.limits = limits
         self._topics: dict[str, str] = {}  # by site
-        self._changed = threading.Condition(threading.Lock())
+        self._changed = Condition()
         self._stopping = threading.Event()
         self._failure: AbcastError | None = None
         self._table: deque[_Entry] = deque()

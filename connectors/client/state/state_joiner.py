@@ -13,7 +13,6 @@ before the request's number is known. docs/protocols/locks.md has the order of l
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -22,6 +21,7 @@ from connectors.client.deliveries.cut import Cut, unpacked
 from connectors.client.deliveries.deliveries import POLL_S
 from connectors.client.state.state_letters import Chunk, Nothing, Request, RequestId, Send, StateAssembly
 from connectors.client.tail.cast_hub import CastHub
+from connectors.client.values.condition import Condition
 from connectors.kafka.codec.letter_codec import WrittenLetter
 from ordering.base.errors import NotOrderedInTime, ProtocolViolation, UsageError
 from ordering.base.names import Address
@@ -52,7 +52,7 @@ class StateJoiner:
         self.set_state = set_state
         self._send = send
         self._casts = casts
-        self._changed = threading.Condition(threading.Lock())
+        self._changed = Condition()
         self._is_closed = False
         self._assembly: StateAssembly | None = None
 

@@ -27,6 +27,7 @@ from typing import Protocol, TypeVar
 from connectors.client.tail.cast_reader import CastTopics
 from connectors.client.tail.log_tailer import LogTailer
 from connectors.client.tail.merged_log import Begin, MergedLog, ordered
+from connectors.client.values.condition import Condition
 from connectors.client.values.promise import copied
 from connectors.client.values.thread_on_demand import ThreadOnDemand
 from connectors.kafka.connection.connection import Connection
@@ -88,7 +89,7 @@ class CastHub:
         self.connection = connection
         self.group = group
         self.site = site
-        self.lock = threading.Condition(threading.Lock())
+        self.lock = Condition()
         """Held while the receiver is read or changed. Only `CastBuffer._lock` is taken under it."""
         self.has_failed = False
         self.begins: dict[MemberIncarnation, Begin] = {}

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from connectors.client.values.condition import Condition
 from connectors.kafka.log.effective import Effective
 
 KEPT_RECORDS = 1_000
@@ -45,7 +46,7 @@ class TailCache:
     """The cache. Thread-safe. It is open from `open` to `close`."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition(threading.Lock())
+        self._changed = Condition()
         self._batches: deque[TailBatch] = deque()
         self._is_open = False
         self._position, self._behind = 0, 0  # the offset behind its last batch, and the last seqno before it

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +23,7 @@ from connectors.kafka.topics.upgrade import upgrade
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.sequencer_thread import SequencerThread
 from ordering.base.errors import FlushFailed
+from ordering.casts.casts import ORDERS
 from ordering.participant import forward_table
 from tests.waiting import WAIT, eventually
 
@@ -119,6 +122,36 @@ def test_a_flush_is_interrupted_anywhere(kafka: MemoryConnection, tmp_path: Path
                     eventually(lambda a=a: has_flushed(a), 5)  # type: ignore[misc]
             at += stride
     assert at > 20
+
+
+def test_no_call_takes_a_lock_that_ctrl_c_could_leave_taken(kafka: MemoryConnection) -> None:
+    """`Condition.__enter__` of the library is in Python: Ctrl-C may end it when it has the lock."""
+    takers = list[str]()
+    enter = threading.Condition.__enter__.__code__
+
+    def profile(frame: FrameType, event: str, _arg: object) -> None:
+        caller = frame.f_back
+        if event == "call" and frame.f_code is enter and caller is not None:
+            file = caller.f_code.co_filename
+            if f"{os.sep}connectors{os.sep}client{os.sep}" in file:
+                takers.append(f"{file}:{caller.f_lineno}")
+
+    with SequencerThread(kafka, "g"):
+        change_settings(kafka, "g", "nyc", flush=True)
+        sys.setprofile(profile)
+        try:
+            with Member("g", "nyc/a", connection=kafka, casts=True, set_state=print) as a:
+                joined = a.connect(timeout=WAIT)
+                with a.flush(timeout=WAIT):
+                    pass
+                receipts: list[Any] = [a.send("nyc/a", b"letter"), *(a.broadcast(b"", order=each) for each in ORDERS)]  # type: ignore[call-overload]
+                for receipt in receipts:
+                    assert receipt.result(WAIT)
+                receipts[0].add_done_callback(print)
+                assert next(a.deliveries(joined.seqno, timeout=WAIT)).payload == b""
+        finally:
+            sys.setprofile(None)
+    assert takers == []
 
 
 def a_member(kafka: MemoryConnection, outboxes: Path, number: int) -> Member:
