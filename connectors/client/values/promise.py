@@ -43,14 +43,15 @@ def raised_again(error: AbcastError) -> AbcastError:
 class Promise(Future[int]):
     """A number or an error that comes later. Thread-safe. It can't be cancelled, since a sent message can't."""
 
-    __slots__ = ("_changed", "_error", "_is_future", "_number")
+    __slots__ = ("_changed", "_error", "_number")
+
+    _is_future = False
 
     def __init__(self, changed: threading.Condition) -> None:
-        # No super().__init__(): `_become_future` calls it.
+        # No super().__init__(): `_become_future` does its work.
         self._changed = changed
         self._number = 0
         self._error: AbcastError | None = None
-        self._is_future = False
 
     def done(self) -> bool:
         """Whether `result` returns or raises without waiting."""
@@ -113,18 +114,20 @@ class Promise(Future[int]):
         with self._changed:
             if self._is_future:
                 return
-            super().__init__()
-            self.set_running_or_notify_cancel()  # from here on it can't be cancelled
-            self._is_future = True
+            # Made apart, where nobody waits for its lock: a thread that has the lock of this one may wait for ours.
+            future: Future[int] = Future()
+            future.set_running_or_notify_cancel()  # from here on it can't be cancelled
             if self.done():
-                self._settle()
+                self._settle(future)
+            # One call into C: Ctrl-C leaves all of a future, or nothing of it.
+            vars(self).update(vars(future), _is_future=True)
 
-    def _settle(self) -> None:
+    def _settle(self, future: Future[int]) -> None:
         """Settle the future: call its callbacks, and wake the threads that wait for it."""
         if self._error is not None:
-            self.set_exception(copied(self._error))
+            future.set_exception(copied(self._error))
         else:
-            self.set_result(self._number)
+            future.set_result(self._number)
 
 
 class _FuturesOwn:
@@ -164,7 +167,8 @@ class _Settling:
     def _run(self) -> None:
         while True:
             try:
-                self._promises.get()._settle()  # noqa: SLF001 - it is a part of the promise
+                promise = self._promises.get()
+                promise._settle(promise)  # noqa: SLF001 - it is a part of the promise
             except BaseException:
                 # `Future` catches a callback's Exceptions. Anything else (sys.exit, say) must not end this thread.
                 _logger.exception("a callback of a receipt failed")

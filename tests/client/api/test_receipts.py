@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import linecache
 import sys
 import threading
 from collections.abc import Iterator
+from types import FrameType
+from typing import Any
 
 import pytest
 
 from connectors import Member, Receipt
+from connectors.client.values.condition import Condition
+from connectors.client.values.promise import Promise
 from connectors.testing import MemoryConnection, MemoryGroup, SequencerThread
 from ordering.base.errors import NotOrderedInTime, NotWrittenInTime, UsageError
 from ordering.membership.membership import MemberIncarnation
@@ -144,6 +149,75 @@ def test_settled_while_it_becomes_a_future() -> None:
         thread.join()
         assert called.acquire(timeout=WAIT)
         assert not called.acquire(blocking=False)
+
+
+def test_two_threads_that_make_futures_do_not_wait_for_each_other() -> None:
+    """The first waits for two receipts, and has the lock of one. The second has the member's lock."""
+    changed = Condition()
+    first, second = sorted((Receipt(MemberIncarnation("nyc/a", 1), 1, changed) for _ in range(2)), key=id)
+    waiting = threading.Thread(target=concurrent.futures.wait, args=([first, second], WAIT), daemon=True)
+
+    def trace(frame: FrameType, _event: str, _arg: object) -> Any:
+        condition = vars(first).get("_condition")
+        if condition is not None and waiting.ident is None:
+            waiting.start()
+            eventually(lambda: not waiting.is_alive() or "_condition" in vars(second) or is_taken(condition))
+        return trace
+
+    def use() -> None:
+        sys.settrace(trace)
+        first.add_done_callback(print)
+
+    user = threading.Thread(target=use, daemon=True)
+    user.start()
+    user.join(5)
+    assert not user.is_alive()
+    with changed:
+        first.resolve(1)
+        second.resolve(2)
+    waiting.join(WAIT)
+    assert not waiting.is_alive()
+
+
+def is_taken(condition: threading.Condition) -> bool:
+    """Whether another thread has the lock of a future."""
+    if condition.acquire(blocking=False):
+        condition.release()
+        return False
+    return True
+
+
+def test_ctrl_c_while_it_becomes_a_future() -> None:
+    """The next use makes it one."""
+    changed, at = Condition(), 0
+    while True:
+        receipt, lines = Receipt(MemberIncarnation("nyc/a", 1), 1, changed), iter(range(at))
+
+        def trace(frame: FrameType, event: str, _arg: object, lines: Iterator[int] = lines) -> Any:
+            if frame.f_code is not Promise._become_future.__code__:
+                return None
+            if event == "line" and not is_with(frame) and next(lines, None) is None:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+            return trace
+
+        sys.settrace(trace)
+        try:
+            receipt.add_done_callback(lambda _: None)
+            break
+        except KeyboardInterrupt:
+            at += 1
+        finally:
+            sys.settrace(None)
+        with changed:
+            receipt.resolve(7)
+        assert concurrent.futures.wait([receipt], WAIT).done == {receipt}
+    assert at > 5
+
+
+def is_with(frame: FrameType) -> bool:
+    """Whether the line is one with a `with`: where that ends, a trace function may raise, and a signal handler not."""
+    return linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith("with ")
 
 
 def test_letters_that_are_late() -> None:
