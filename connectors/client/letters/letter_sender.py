@@ -11,6 +11,9 @@ that follows a gap, accepts every acknowledged one.
 After a failed request a new producer sends the table from its beginning, including letters that succeeded behind the
 failure, since they followed a gap. The receiver drops repeats (`connectors.client.tail.go_back_n`).
 
+A letter enters the table by one call into C, and what counts the letters follows from the table. So an exception in the
+middle of `send` (Ctrl-C) leaves a letter that is sent again like one that failed, or none.
+
 A crash loses the table: the letters whose receipts have no result. The next start has a new incarnation, whose letters
 count from 1, so no gap is left.
 
@@ -55,6 +58,8 @@ class _Entry:
     payload: bytes
     headers: list[tuple[str, bytes]]
     size: int
+    behind: int
+    """The bytes of the letters before it, counted from any place."""
     receipt: LetterReceipt
     sent: Sent | None = None
 
@@ -79,9 +84,8 @@ class LetterSender:
         self._stopping = threading.Event()
         self._failure: AbcastError | None = None
         self._table: deque[_Entry] = deque()
-        self._bytes = 0
-        self._sent = 0
-        self._last: dict[str, int] = {}  # the last local seqno, by receiver
+        self._last: dict[str, int] = {}
+        """The last local seqno, by receiver, without the table's newest letter."""
         self._written: dict[TopicPartition, int] = {}  # the offset of the last acknowledged record
         self._shared = share(connection)
         try:
@@ -112,17 +116,15 @@ class LetterSender:
         size = message_bytes(payload, headers)
         with self._changed:
             self._wait_for_room(size, timeout)
+            self._number_newest()
             local_seqno = self._last.get(to, 0) + 1
             receipt = LetterReceipt(to, self.incarnation, local_seqno, self._changed)
             wire = letter_headers(str(self.address), self.incarnation, local_seqno, headers, kind)
-            entry = _Entry(topic, payload, wire, size, receipt)
+            entry = _Entry(topic, payload, wire, size, self._bytes_up_to_newest, receipt)
             if not self._table:
                 self._sending.note_progress()
                 self._changed.notify_all()  # the thread waits for work
-            self._last[to] = local_seqno
             self._table.append(entry)
-            self._bytes += size
-            self._sent += 1
             self._produce(entry)
         return receipt
 
@@ -132,14 +134,15 @@ class LetterSender:
         Raises NotWrittenInTime, and the error that has ended the thread.
         """
         with self._changed:
-            sent = self._sent
-            self._changed.wait_for(lambda: self._failure is not None or self._acknowledged >= sent, timeout)
-            if self._acknowledged >= sent:
+            if not self._table:
+                return
+            newest = self._table[-1]
+            self._changed.wait_for(newest.receipt.done, timeout)
+            if newest not in self._table:
                 return
             self._raise_failure()
             raise NotWrittenInTime(
-                f"{sent - self._acknowledged} letters of {self.address} were not written within {timeout:g} s. "
-                "Does Kafka run?"
+                f"{len(self._table)} letters of {self.address} were not written within {timeout:g} s. Does Kafka run?"
             )
 
     def close(self) -> None:
@@ -166,8 +169,18 @@ class LetterSender:
     # --- under the lock ---
 
     @property
-    def _acknowledged(self) -> int:
-        return self._sent - len(self._table)
+    def _bytes_up_to_newest(self) -> int:
+        return self._table[-1].behind + self._table[-1].size if self._table else 0
+
+    @property
+    def _bytes(self) -> int:
+        return self._bytes_up_to_newest - self._table[0].behind if self._table else 0
+
+    def _number_newest(self) -> None:
+        """Count the table's newest letter. Called before another is the newest, or it leaves the table."""
+        if self._table:
+            newest = self._table[-1].receipt
+            self._last[newest.receiver] = newest.local_seqno
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
@@ -229,14 +242,16 @@ class LetterSender:
 
     def _acknowledge(self) -> None:
         with self._changed:
-            before = self._acknowledged
+            self._number_newest()
+            before = len(self._table)
+            if self._table and self._table[0].sent is None:
+                self._sending.note_failure("its call was interrupted")
             while self._table and (sent := self._table[0].sent) is not None and sent.is_done:
                 if not self._is_written(sent):
                     break
                 entry = self._table.popleft()
-                self._bytes -= entry.size
                 entry.receipt.resolve(entry.receipt.local_seqno)
-            if self._acknowledged > before:
+            if len(self._table) < before:
                 self._sending.note_progress()
                 self._changed.notify_all()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import os
 import sys
 import threading
@@ -16,7 +17,9 @@ import pytest
 
 from connectors import Member
 from connectors.client.incarnation import driver, pending_messages, send_queue
+from connectors.client.letters import letter_sender
 from connectors.client.memory import outbox
+from connectors.client.tail import go_back_n
 from connectors.client.tail.go_back_n import BUSY_RECORDS
 from connectors.kafka.topics.settings import change_settings
 from connectors.kafka.topics.upgrade import upgrade
@@ -27,20 +30,26 @@ from ordering.casts.casts import ORDERS
 from ordering.participant import forward_table
 from tests.waiting import WAIT, eventually
 
-FILES = {module.__file__ for module in (driver, pending_messages, send_queue, outbox, forward_table)}
+MODULES = (driver, pending_messages, send_queue, outbox, forward_table, letter_sender, go_back_n)
+FILES = {module.__file__ for module in MODULES}
 FORWARD = "abcast.g.forward.nyc"
 SOME_LINES = pytest.mark.parametrize("stride", [5, pytest.param(1, marks=pytest.mark.long)])
 
 
 @contextmanager
 def interrupted(at: int) -> Iterator[None]:
-    """Raise KeyboardInterrupt at a line that this thread runs in the files, the `at`-th one."""
+    """Raise KeyboardInterrupt at a line that this thread runs in the files, the `at`-th one.
+
+    Not at `with` and `try:`. Where a `with` ends, or another statement has not begun, no signal comes; but an exception
+    in a trace function does, and would leave a lock taken.
+    """
     lines = iter(range(at))
 
     def trace(frame: FrameType, event: str, _arg: object) -> Any:
         if frame.f_code.co_filename not in FILES:
             return None
-        if event == "line" and next(lines, None) is None:
+        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip()
+        if event == "line" and not line.startswith(("with ", "try:")) and next(lines, None) is None:
             sys.settrace(None)
             raise KeyboardInterrupt
         return trace
@@ -122,6 +131,34 @@ def test_a_flush_is_interrupted_anywhere(kafka: MemoryConnection, tmp_path: Path
                     eventually(lambda a=a: has_flushed(a), 5)  # type: ignore[misc]
             at += stride
     assert at > 20
+
+
+@SOME_LINES
+def test_a_letter_is_interrupted_anywhere(kafka: MemoryConnection, stride: int) -> None:
+    """The receiver gets all others, each once and in their order."""
+    at, is_over, sent = 0, False, list[bytes]()
+    with Member("g", "nyc/a", connection=kafka) as a, Member("g", "nyc/b", connection=kafka) as b:
+        while not is_over:
+            texts = [b"%d %d" % (at, n) for n in range(4)]
+            receipts = [a.send("nyc/b", text) for text in texts[:2]]
+            try:
+                with interrupted(at):
+                    a.send("nyc/b", b"x")
+                    is_over = True
+            except KeyboardInterrupt:
+                time.sleep(0.01 * (at % 3))  # some of it may be written before the next call
+            receipts += [a.send("nyc/b", text) for text in texts[2:]]
+            for receipt in receipts:
+                receipt.result(WAIT)
+            letters = a._sending.letters
+            assert letters is not None
+            letters.wait_written(WAIT)
+            assert letters._bytes == 0
+            sent += texts
+            at += stride
+        found = [letter.payload for letter in b.inbox(timeout=0.5)]
+    assert at > 20
+    assert [text for text in found if text != b"x"] == sent
 
 
 def test_no_call_takes_a_lock_that_ctrl_c_could_leave_taken(kafka: MemoryConnection) -> None:
