@@ -16,7 +16,7 @@ docs/protocols/casts.md ("Sending") has the cases and the proof.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ordering.base.errors import UsageError
 from ordering.base.records import FLUSH_OK, MESSAGE, STOP_FLUSH, VIEW, Headers
@@ -127,11 +127,10 @@ class Outgoing:
         return in_views.written == in_views.sent and outside.written == outside.sent
 
     def send(self, order: str, payload: bytes, headers: Headers = (), kind: str = MESSAGE) -> None:
-        """Add a message, if the caller has seen `has_room`. Raises UsageError for an order that can't be kept.
+        """Add a message, if the caller has seen `has_room`, and `check` has let its order pass.
 
         A control record (`kind`) is total, and always finds room.
         """
-        self.check(order)
         assert kind != MESSAGE or self._queue.has_room
         self._queue.put(order, kind, payload, headers)
 
@@ -172,9 +171,9 @@ class Outgoing:
             self.is_quiet = self._receiver.is_blocked
             self.in_views.restart(0)
         if self._uncounted_up_to is not None and self._receiver.view >= self._uncounted_up_to + is_in:
-            self._uncounted_up_to = self._written_before = None  # the view has told the count
             if index is not None:
                 self.in_views.restart(self._receiver.vector[index])
+            self._uncounted_up_to = self._written_before = None  # the view has told the count
         if self.was_put_out:
             self._queue.drop_casts()
             for count in (self.in_views, self.outside):
@@ -182,6 +181,21 @@ class Outgoing:
             return False
         self._was_in = is_in
         return True
+
+    def kept(self) -> list[dict[str, Any]]:
+        """Return the present state for `bring_back`."""
+        kept = [vars(part).copy() for part in self._parts]
+        kept[0]["entries"] = self._queue.entries.copy()
+        return kept
+
+    def bring_back(self, kept: list[dict[str, Any]]) -> None:
+        """Go back to an earlier state, since when no step was carried through."""
+        for part, state in zip(self._parts, kept, strict=True):
+            vars(part).update(state)
+
+    @property
+    def _parts(self) -> tuple[object, ...]:
+        return self._queue, self, self.in_views, self.outside, self._clocks
 
     def release(self) -> Iterator[Cast | Broadcast]:
         """Yield the messages that may be written now, in order. Each is taken out of the queue when it is yielded."""

@@ -55,6 +55,8 @@ class UnwrittenCast:
     """The last seqno of DATA delivered when it was sent."""
     clock: str = ""
     """The vector of deliveries and own casts before it, if an outbox is to have it."""
+    behind: int = 0
+    """The local seqno of the last record of the forward table that has to leave before it."""
     is_numbered: bool = False
     """Whether the outbox has `cast`, `seqno` and `clock`."""
 

@@ -12,13 +12,19 @@ incarnation, or process, leave first (`ordering.casts.unwritten_casts`). This in
 and an outbox keeps them (`connectors.client.casts.cast_keeper`). Without an outbox, a crash loses casts that are not in
 the log: no member delivers them. A crash in a view may also lose casts that are in the log: then none of the members
 that go on delivers them.
+
+Ctrl-C may end a call of the application anywhere. `cast` accepts a message by one call into C; `decide` later takes it
+in. So does it with records of the forward table. What `decide` decides holds with one call into C, or is taken back.
+`carry_out` goes on where an interrupted call was.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 from connectors.client.casts.cast_keeper import CastKeeper, UnwrittenCast, UnwrittenCasts
 from connectors.client.memory.outbox import WrittenCasts
@@ -35,6 +41,16 @@ from ordering.casts.casts import NO_VIEW, TOTAL, Cast, OrderedRecord
 from ordering.casts.outgoing import Broadcast, EarlierProcess, Outgoing
 from ordering.casts.unwritten_casts import Course, course_of
 from ordering.membership.membership import MemberIncarnation
+from ordering.participant.forward_table import ForwardTable, Pending, kind_of
+
+
+class _Leaving(NamedTuple):
+    """A message that may leave, with its entry and what the outbox is to note, if it is a cast."""
+
+    message: Cast | Broadcast
+    entry: UnwrittenCast | None
+    seqno: int
+    clock: str
 
 
 class Caster:
@@ -53,14 +69,16 @@ class Caster:
         limits: SendingLimits,
         keeper: CastKeeper,
         inherited: UnwrittenCasts,
+        table: ForwardTable,
         changed: threading.Condition,
         heard: Callable[[], object],
         end: Callable[[Exception], object],
     ) -> None:
         """Begin, with the unwritten casts of earlier incarnations in `inherited`.
 
-        `earlier` is given if another process has begun `member`. `heard` is called under the lock when a message may
-        leave; `end` without it when the hub has failed.
+        `earlier` is given if another process has begun `member`. The records in `table` are of an earlier start, or
+        incarnation. `heard` is called under the lock when a message may leave; `end` without it when the hub has
+        failed.
 
         Raises BrokerUnreachable; AbcastError if the hub has failed before.
         """
@@ -76,6 +94,11 @@ class Caster:
         self._inherited = deque(inherited.entries)
         self._settled = inherited.settled
         self._waiting: deque[UnwrittenCast] = deque()
+        self._leaving: deque[_Leaving] = deque()
+        self._forward_table = table
+        self.taken_in = table.last
+        """The local seqno of the last record of the forward table that was taken in."""
+        self._last_taken_in: UnwrittenCast | None = None
         self._table: deque[UnwrittenCast] = deque()
         self._as_they_were = 0
         """The count of casts in the table that an earlier incarnation had sent in no view."""
@@ -110,8 +133,19 @@ class Caster:
 
     @property
     def waiting_totals(self) -> int:
-        """Return how many of the last records in the forward table may not be sent yet."""
-        return self._outgoing.waiting_totals
+        """Return how many of the last records that were taken in may not be sent yet."""
+        count = self._outgoing.waiting_totals
+        return count + sum(each.entry is None for each in self._leaving) if self._leaving else count
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether `carry_out` has something to do."""
+        return bool(self._leaving)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a message waits, for a condition or since Ctrl-C has ended a call. May be read without the lock."""
+        return bool(self._waiting or self._leaving) or self.taken_in < self._forward_table.last
 
     @property
     def is_settled(self) -> bool:
@@ -131,39 +165,70 @@ class Caster:
             self._outgoing.check(order)
         entry = self._keeper.keep(order, payload, headers)
         entry.receipt = receipt = CastReceipt(*self.member, order, self._changed)
-        self._bytes += entry.size
         self._wait_to_leave(entry)
         return receipt
 
     def _wait_to_leave(self, entry: UnwrittenCast) -> None:
-        with self._hub.lock:
-            self._outgoing.send(entry.order, entry.payload, entry.headers)
+        entry.behind = self._forward_table.last
         self._waiting.append(entry)
 
-    def total(self, kind: str, flush_id: int = 0) -> None:
-        """Queue the next record of the forward table behind the casts before it."""
-        if kind == FLUSH_OK:
-            self._outgoing.flush_ok(flush_id)
-        else:
-            self._outgoing.send(TOTAL, b"", (), kind)
-
-    def release(self) -> Iterator[Headers]:
-        """Send the casts that may leave; yield the extra headers of each record of the forward table that may leave.
-
-        Nothing is sent unless the caller iterates.
-        """
-        if self._has_failed:
+    def decide(self) -> None:
+        """Take in the accepted messages, and decide which of them leave. An exception takes all back, or nothing."""
+        if self._has_failed or self._leaving:
             return
-        self._take_up_inherited()
+        leaving, size, newest, taken_in = deque[_Leaving](), self._bytes, self._last_taken_in, self.taken_in
         with self._hub.lock:
-            seqno = self._hub.receiver.seqno
-            released = list(self._outgoing.release())
-            clocks = [self._clock_before(each) for each in released]
-        for message, clock in zip(released, clocks, strict=True):
-            if isinstance(message, Broadcast):
-                yield depends_header(message.depends)
+            outgoing, before = self._outgoing, self._outgoing.kept()
+            try:
+                for entry in self._not_taken_in():
+                    taken_in = self._take_in(taken_in, entry.behind)
+                    outgoing.send(entry.order, entry.payload, entry.headers)
+                    newest, size = entry, size + entry.size
+                taken_in = self._take_in(taken_in, self._forward_table.last)
+                seqno, waiting = self._hub.receiver.seqno, iter(self._waiting)
+                for message in outgoing.release():
+                    cast = next(waiting) if isinstance(message, Cast) else None
+                    leaving.append(_Leaving(message, cast, seqno, self._clock_before(message)))
+                # One call into C.
+                vars(self).update(_leaving=leaving, _bytes=size, _last_taken_in=newest, taken_in=taken_in)
+            except BaseException:
+                if self._leaving is not leaving:
+                    outgoing.bring_back(before)
+                raise
+
+    def _not_taken_in(self) -> list[UnwrittenCast]:
+        """Return the casts that were accepted since: all that wait, if the newest one before has left."""
+        found: list[UnwrittenCast] = []
+        for entry in reversed(self._waiting):
+            if entry is self._last_taken_in:
+                break
+            found.append(entry)
+        return found[::-1]
+
+    def _take_in(self, behind: int, last: int) -> int:
+        """Queue the records of the forward table behind local seqno `behind`, up to `last`; return the last one's."""
+        if last <= behind:
+            return behind
+        last = min(last, self._forward_table.last)
+        for record in map(Pending, itertools.repeat(0), *self._forward_table.between(behind + 1, last)):
+            if (kind := kind_of(record)) == FLUSH_OK:
+                self._outgoing.flush_ok(int(record.payload))
             else:
-                self._leave(message, seqno, clock)
+                self._outgoing.send(TOTAL, b"", (), kind)
+        return last
+
+    def carry_out(self) -> Iterator[Headers]:
+        """Send the casts that were to leave; yield the extra headers of each record of the forward table that was to.
+
+        A record counts as waiting until the caller asks for the next one. Nothing is sent unless the caller iterates.
+        """
+        while self._leaving:
+            leaving = self._leaving[0]
+            if isinstance(leaving.message, Broadcast):
+                yield depends_header(leaving.message.depends)
+                self._leaving.popleft()
+            elif leaving.entry is not None:
+                self._leave(leaving.entry, leaving.message, leaving.seqno, leaving.clock)
 
     def knows(self, flush_id: int) -> bool:
         """Whether the record with seqno `flush_id`, a START_FLUSH, is delivered here."""
@@ -182,7 +247,8 @@ class Caster:
         """
         self._outgoing.inherit(local_seqno, ordered)
 
-    def _take_up_inherited(self) -> None:
+    def take_up_inherited(self) -> None:
+        """Queue or send casts of earlier incarnations, if it is time. Called at the beginning, and by the hub."""
         while self._inherited and not self._outgoing.was_put_out:
             entry = self._inherited[0]
             with self._hub.lock:
@@ -196,26 +262,36 @@ class Caster:
             elif course is Course.AS_IT_WAS:
                 self._as_they_were += 1
                 self._enter_the_table(entry)
+                self._send(entry)
             else:
                 entry.cast, entry.is_numbered = None, False
+                self._bytes -= entry.size  # until it is taken in
                 self._wait_to_leave(entry)
 
     def _clock_before(self, message: Cast | Broadcast) -> str:
         keeps = self._keeper.outbox is not None
         return self._outgoing.clock_before(message) if keeps and isinstance(message, Cast) else ""
 
-    def _leave(self, cast: Cast, seqno: int, clock: str) -> None:
-        entry = self._waiting.popleft()
+    def _leave(self, entry: UnwrittenCast, cast: Cast, seqno: int, clock: str) -> None:
+        """Send a cast. An exception leaves it in `_leaving` for the next call, or in the table, to be sent again."""
         entry.cast, entry.seqno, entry.clock = cast._replace(payload=b"", headers=()), seqno, clock
         if entry.receipt is not None:
             entry.receipt.incarnation = cast.incarnation
-        self._enter_the_table(entry)
+        try:
+            if not self._table or self._table[-1] is not entry:
+                self._enter_the_table(entry)
+            if self._waiting and self._waiting[0] is entry:
+                self._waiting.popleft()
+            self._leaving.popleft()
+            self._send(entry)
+        except BaseException:
+            self._sending.note_failure("its call was interrupted")
+            raise
 
     def _enter_the_table(self, entry: UnwrittenCast) -> None:
         if not self._table:
             self._sending.note_progress()
         self._table.append(entry)
-        self._send(entry)
 
     def _send(self, entry: UnwrittenCast) -> None:
         """Send an entry, unless a failure is to be repaired first: then the outbox gets no number for it, either."""
@@ -248,7 +324,7 @@ class Caster:
         self._forget_all()
 
     def _forget_all(self) -> None:
-        for entries in (self._table, self._waiting, self._inherited):
+        for entries in (self._table, self._waiting, self._inherited, self._leaving):
             entries.clear()
         self._bytes = 0
 

@@ -93,9 +93,7 @@ class Driver:
             self.step(Asked(Cause.STRANDED))
         return receipt
 
-    def accept(
-        self, payloads: Sequence[bytes], headers: Headers, size: int, kind: str = MESSAGE, flush_id: int = 0
-    ) -> Receipt:
+    def accept(self, payloads: Sequence[bytes], headers: Headers, size: int, kind: str = MESSAGE) -> Receipt:
         """Add messages, or a control record, to the pending messages and the send queue; return the last one's receipt.
 
         `size`: of all (`bytes_of_all`). The caller has checked that the table has room for messages. A control record
@@ -105,14 +103,14 @@ class Driver:
         if not pending_messages.table:
             send_queue.note_progress()
         receipt = pending_messages.accept(payloads, headers, size, kind)
-        send_queue.add(payloads, headers, kind, flush_id)
+        send_queue.add(payloads, headers, kind)
         return receipt
 
     def _send(self, action: Action, event: Event) -> Receipt | None:
         headers = control_headers(action.kind)
         size = message_bytes(action.payload, headers)
         try:
-            return self.accept((action.payload,), headers, size, action.kind, action.flush_id)
+            return self.accept((action.payload,), headers, size, action.kind)
         except EnvironmentProblem as error:
             if isinstance(event, Answered | Asked | FlushWanted | FlushUnwanted | FlushDone):
                 raise

@@ -259,7 +259,7 @@ class Forwarder:
                 if joined_at is not None and not caster.may_cast_behind(joined_at.seqno):
                     admission.wait_until_the_view_is_delivered(caster, joined_at.seqno, timeout)
             receipt = caster.cast(order, payload, headers)
-            send_queue.release_all()
+            send_queue.release()
             return receipt
 
     def tell(self, event: Asked | Answered | FlushUnwanted | FlushDone) -> Receipt | None:

@@ -136,11 +136,12 @@ class SendQueue:
             limits,
             self._incarnations.keeper,
             unwritten,
+            pending_messages.table,
             self._changed,
             heard=self.release_all,
             end=self._end,
         )
-        self._inherited = pending_messages.table.last
+        self._sent = self._inherited = pending_messages.table.last
         self.caster.inherit(self._inherited, pending_messages.table.acknowledged)
         written = None if earlier is None else earlier.written
         if written is not None and written.clock:  # the earlier process may have sent these behind its casts
@@ -151,15 +152,13 @@ class SendQueue:
 
     # --- under the lock ---
 
-    def add(self, payloads: Sequence[bytes], headers: Headers, kind: str, flush_id: int) -> None:
+    def add(self, payloads: Sequence[bytes], headers: Headers, kind: str) -> None:
         """Send the newest entries of the table when they may leave: messages with these payloads, or one other record.
 
-        Each has `headers`; `flush_id` is that of the record's flush.
+        Each has `headers`.
         """
         if self.caster is not None:
-            for _ in payloads:
-                self.caster.total(kind, flush_id)
-            self._release()
+            self.release()
             return
         last = self._pending_messages.table.last
         if self._common_headers is not None and self._common_headers != headers:
@@ -187,7 +186,9 @@ class SendQueue:
 
     def release_all(self) -> None:
         """Send what may leave after a report of the hub, and wake the waiting threads."""
-        self._release()
+        if self.caster is not None:
+            self.caster.take_up_inherited()
+        self.release()
         self._changed.notify_all()
 
     def note_progress(self) -> None:
@@ -204,22 +205,34 @@ class SendQueue:
         self._depends = {local_seqno - count: beside for local_seqno, beside in self._depends.items()}
         if self.caster is not None:
             self._inherited -= count
+            self.caster.taken_in -= count
             self.caster.inherit(self._inherited)
 
     @property
     def _released(self) -> int:
         """Return the local seqno of the last record of the table that waits for no cast."""
-        return self._pending_messages.table.last - (self.caster.waiting_totals if self.caster is not None else 0)
+        caster = self.caster
+        return self._pending_messages.table.last if caster is None else caster.taken_in - caster.waiting_totals
 
-    def _release(self) -> None:
+    def release(self) -> None:
         """Send the casts, and the next records of the table, that the caster releases."""
         caster = self.caster
         if caster is None:
             return
-        before = self._released
-        besides = list(caster.release())
-        self._depends |= {local_seqno: beside for local_seqno, beside in enumerate(besides, before + 1) if beside}
-        self._send(before + 1, before + len(besides))
+        if caster.is_sending:  # the rest of a call that Ctrl-C has ended
+            self._carry_out(caster)
+        caster.decide()
+        if caster.is_sending:
+            self._carry_out(caster)
+        if self._sent < (released := self._released):
+            self._send(self._sent + 1, released)
+
+    def _carry_out(self, caster: Caster) -> None:
+        local_seqno = 0
+        for beside in caster.carry_out():
+            local_seqno = local_seqno + 1 if local_seqno else self._released + 1
+            if beside:
+                self._depends[local_seqno] = beside
 
     def _send(self, first: int, last: int) -> None:
         """Send the entries from local seqno `first` to `last` that may be sent, in their order, messages in packs.
@@ -301,6 +314,9 @@ class SendQueue:
         was_sent = self._pending_messages.are_waiting and self.sending.send_again_if_due()
         caster = self.caster
         if caster is not None:
+            if caster.is_waiting or self._sent < caster.taken_in:  # Ctrl-C may have ended a call
+                with self._changed:
+                    self.release()
             caster.look_after()
         return was_sent
 

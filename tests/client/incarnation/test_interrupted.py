@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from connectors import Member
+from connectors.client.casts import cast_keeper, caster
 from connectors.client.incarnation import driver, pending_messages, send_queue
 from connectors.client.letters import letter_sender
 from connectors.client.memory import outbox
@@ -26,13 +27,17 @@ from connectors.kafka.topics.upgrade import upgrade
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.sequencer_thread import SequencerThread
 from ordering.base.errors import FlushFailed
-from ordering.casts.casts import ORDERS
+from ordering.casts import cast_count, clocks, outgoing, outgoing_queue
+from ordering.casts.casts import CAUSAL, FIFO, ORDERS
 from ordering.participant import forward_table
+from tests.client.members import forwarder_of
 from tests.waiting import WAIT, eventually
 
-MODULES = (driver, pending_messages, send_queue, outbox, forward_table, letter_sender, go_back_n)
-FILES = {module.__file__ for module in MODULES}
+MODULES = (driver, pending_messages, send_queue, outbox, forward_table, letter_sender, caster, cast_keeper, go_back_n)
+CORE = (outgoing, outgoing_queue, cast_count, clocks)
+FILES = {module.__file__ for module in (*MODULES, *CORE)}
 FORWARD = "abcast.g.forward.nyc"
+CASTS = (FIFO, CAUSAL)
 SOME_LINES = pytest.mark.parametrize("stride", [5, pytest.param(1, marks=pytest.mark.long)])
 
 
@@ -159,6 +164,48 @@ def test_a_letter_is_interrupted_anywhere(kafka: MemoryConnection, stride: int) 
         found = [letter.payload for letter in b.inbox(timeout=0.5)]
     assert at > 20
     assert [text for text in found if text != b"x"] == sent
+
+
+@SOME_LINES
+@pytest.mark.parametrize(("order", "joins"), [("fifo", False), ("fifo", True), ("causal", True), ("total", True)])
+def test_a_cast_is_interrupted_anywhere(
+    kafka: MemoryConnection, tmp_path: Path, order: Any, joins: bool, stride: int
+) -> None:
+    """The others come, each once and in their order. None waits for a resend."""
+    cast: Any = order if order in CASTS else "fifo"
+    at, is_over, rounds = 0, False, list[list[bytes]]()
+    with SequencerThread(kafka, "g"):
+        change_settings(kafka, "g", "nyc", flush=True)
+        with Member("g", "nyc/a", connection=kafka, casts=True, outbox=tmp_path / "o", resend_after_s=600) as a:
+            if joins:
+                a.connect(timeout=WAIT)
+            stream = a.deliveries(1, timeout=1)
+            while not is_over:
+                texts = [b"%d %d" % (at, n) for n in range(6)]
+                receipts: list[Any] = [a.broadcast(text, order=cast) for text in texts[:2]]
+                try:
+                    with interrupted(at):
+                        a.broadcast(b"x", order=order)
+                        is_over = True
+                except KeyboardInterrupt:
+                    time.sleep(0.01 * (at % 3))  # some of it may be written before the next call
+                receipts.append(a.broadcast(texts[2], order=cast))
+                receipts += [a.broadcast(text) for text in texts[3:5]]
+                receipts.append(a.broadcast(texts[5], order=cast))
+                for receipt in receipts:
+                    receipt.result(WAIT)
+                rounds.append(texts)
+                at += stride
+            found = [each.payload for each in stream if each.payload != b"x"]
+            the_caster = forwarder_of(a)._send_queue.caster
+            assert the_caster is not None
+            assert (the_caster.pending, the_caster._bytes, the_caster.waiting_totals) == (0, 0, 0)
+    assert at > 20
+    assert sorted(found) == sorted(text for texts in rounds for text in texts)
+    for texts in rounds:
+        casts = [text for text in found if text in texts and text not in texts[3:5]]
+        assert casts == [*texts[:3], texts[5]]
+        assert not joins or [text for text in found if text in texts[:5]] == texts[:5]
 
 
 def test_no_call_takes_a_lock_that_ctrl_c_could_leave_taken(kafka: MemoryConnection) -> None:

@@ -44,6 +44,7 @@ class Member:
 
     def send(self, *orders: str) -> list[Cast | Broadcast]:
         for order in orders:
+            self.outgoing.check(order)
             self.outgoing.send(order, b"")
         return list(self.outgoing.release())
 
@@ -256,7 +257,7 @@ def test_clocks_begin_anew_with_a_view() -> None:
 def test_without_a_view_fifo_works_and_causal_is_refused() -> None:
     outgoing = Outgoing(A, CausalReceiver())
     with pytest.raises(UsageError, match="causal order needs a view that says whose messages there are to wait for"):
-        outgoing.send(CAUSAL, b"")
+        outgoing.check(CAUSAL)
     outgoing.send(FIFO, b"1")
     outgoing.send(TOTAL, b"2")
     assert list(outgoing.release()) == [Cast(*A, 1, b"1", view=NO_VIEW)]
