@@ -86,9 +86,9 @@ UNSIGNED_S = 60.0
 class Claimer:
     """The process that claims groups at a site, and its conditions.
 
-    `claimed`: the epochs that this process has claimed so far, or may have, by group; takeovers keep it up to date.
-    With it, no group is taken back from a newer sequencer that lives. `opened`: the ends of DATA behind the opening
-    snapshots, by group; takeovers keep it up to date. `agreement`: "isis" for a job that agrees with other sites.
+    `claimed`: the epochs that this process has claimed so far, by group; takeovers keep it up to date. With it, no
+    group is taken back from a newer sequencer that lives. `opened`: the ends of DATA behind the opening snapshots, by
+    group; takeovers keep it up to date. `agreement`: "isis" for a job that agrees with other sites.
     `check_group`: checks each group before its claim. `ledger`: a group is not claimed if its DATA has lost seqnos that
     the ledger has.
     """
@@ -362,8 +362,7 @@ def _claim(
     try:
         claimed_at = _append(data, producer, data.epochs.topic, claim)
     except AbcastError:
-        # The record may get there yet, or be there: a newer claim than this one is another process's.
-        claimed[group] = data.epochs.known.epoch_of_claim(data.epochs.known.below)
+        claimed.pop(group, None)  # the record may get there yet: then a newer claim is our own
         raise
     has_changed = claimed_at != found.told
     if has_changed:

@@ -526,35 +526,6 @@ def test_a_sequencer_that_stood_by_takes_over_again_at_once(
 
 
 @pytest.mark.slow
-def test_a_sequencer_whose_claim_gets_no_answer_does_not_stand_by(
-    kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A standby would wait for the silence of its own claim."""
-    waits: list[Turn] = []
-    fails, turn = threading.Event(), Loop.turn
-
-    def turned(loop: Any, supervisor: Any) -> None:
-        if fails.is_set():
-            fails.clear()
-            kafka.topics.refuse(str(Topic("g", "epoch", SITE)), 1)
-            raise WriteFailed("a write was lost.")
-        turn(loop, supervisor)
-
-    def wait(*_: object) -> Turn:
-        waits.append(Turn())
-        return waits[-1]
-
-    monkeypatch.setattr(Standby, "wait", wait)
-    monkeypatch.setattr(Loop, "turn", turned)
-    with started_job(kafka, 1.0):
-        send(kafka, 1)
-        fails.set()
-        eventually(lambda: claims(kafka) == 2, what="another takeover")
-        send(kafka, 2)
-    assert len(waits) == 1
-
-
-@pytest.mark.slow
 def test_what_hinders_a_look_ends_no_standby(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kafka does not tell the signs for a while. That is told, once, and is no silence."""
     with started_job(kafka, None):

@@ -37,7 +37,7 @@ from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.memory_topics import OFFSETS, READS, WRITES
 from ordering.agreement.group import Group
 from ordering.agreement.site_state import CopyMark
-from ordering.base.errors import AbcastError, BrokerUnreachable, Fenced, KafkaRefused, UsageError
+from ordering.base.errors import AbcastError, BrokerUnreachable, KafkaRefused, UsageError
 from ordering.base.names import Role, Topic
 from ordering.base.records import Partition
 from ordering.sequencer.state import SequencerState
@@ -124,19 +124,6 @@ def test_a_claim_of_which_nothing_was_heard_is_no_rival_of_ours(
         take_over(kafka, "away", "nyc", claimed=claimed)
     kafka.topics.bring_back(name("epoch"))
     assert take_over(kafka, "away", "nyc", claimed=claimed).epoch == claimed["away"]
-
-
-def test_after_a_claim_of_which_nothing_was_heard_a_newer_one_fences(kafka: MemoryConnection) -> None:
-    """The other sequencer was quicker."""
-    claimed: dict[str, int] = {}
-    take_over(kafka, "fine", "nyc", claimed=claimed)
-    kafka.topics.refuse(name("epoch", "fine"), 1)
-    with pytest.raises(BrokerUnreachable):
-        take_over(kafka, "fine", "nyc", claimed=claimed)
-    for _ in range(2):
-        take_over(kafka, "fine", "nyc")
-    with pytest.raises(Fenced):
-        take_over(kafka, "fine", "nyc", claimed=claimed)
 
 
 @pytest.mark.parametrize("raw", [b"\x00", b"garbage" * 99])
