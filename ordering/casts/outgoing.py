@@ -25,7 +25,7 @@ from ordering.casts.cast_count import CastCount
 from ordering.casts.casts import CAUSAL, FIFO, NO_VIEW, ORDERS, TOTAL, Cast, Depends, OrderedRecord
 from ordering.casts.causal import CausalReceiver
 from ordering.casts.clocks import Clock, ClockMalformed, ClockWriter
-from ordering.casts.outgoing_queue import OutgoingQueue
+from ordering.casts.outgoing_queue import OutgoingQueue, QueuedMessage
 from ordering.membership.membership import MemberIncarnation
 
 MAX_OUTGOING = 10_000
@@ -76,6 +76,8 @@ class Outgoing:
         self.in_views, self.outside = CastCount(), CastCount()
         """The casts in the numbering of views, and in the one outside of views."""
         self._queue = OutgoingQueue(max_records)
+        self._left: list[QueuedMessage] = []
+        """The messages that have left the queue since `kept`."""
         self._clocks = ClockWriter()
         self._receiver = receiver
         self._was_in = receiver.index_of(member) is not None
@@ -182,15 +184,22 @@ class Outgoing:
         self._was_in = is_in
         return True
 
-    def kept(self) -> list[dict[str, Any]]:
-        """Return the present state for `bring_back`."""
-        kept = [vars(part).copy() for part in self._parts]
-        kept[0]["entries"] = self._queue.entries.copy()
-        return kept
+    def kept(self) -> tuple[int, list[dict[str, Any]]]:
+        """Return the present state for `bring_back`. The queue may be long, so it is not copied."""
+        self._left.clear()
+        return len(self._queue.entries), [vars(part).copy() for part in self._parts]
 
-    def bring_back(self, kept: list[dict[str, Any]]) -> None:
+    def bring_back(self, kept: tuple[int, list[dict[str, Any]]]) -> None:
         """Go back to an earlier state, since when no step was carried through."""
-        for part, state in zip(self._parts, kept, strict=True):
+        count, states = kept
+        entries, left = states[0]["entries"], self._left
+        if entries is self._queue.entries:  # a queue that was replaced has lost nothing
+            if left and entries and entries[0] is left[-1]:
+                left.pop()  # it has not left yet
+            entries.extendleft(reversed(left))
+        while len(entries) > count:
+            entries.pop()
+        for part, state in zip(self._parts, states, strict=True):
             vars(part).update(state)
 
     @property
@@ -202,6 +211,7 @@ class Outgoing:
         self._look_who_is_in()
         queue = self._queue
         while queue.entries and self._may_go(*queue.entries[0][:2]):
+            self._left.append(queue.entries[0])
             order, kind, payload, headers = queue.entries.popleft()
             if order == TOTAL:
                 queue.totals -= 1

@@ -11,13 +11,16 @@ from collections import deque
 from ordering.base.records import FLUSH_OK, Headers
 from ordering.casts.casts import TOTAL
 
+QueuedMessage = tuple[str, str, bytes, Headers]
+"""Order, kind, payload and headers."""
+
 
 class OutgoingQueue:
-    """A queue of (order, kind, payload, headers); it has room for `max_records` messages of the application."""
+    """A queue of messages; it has room for `max_records` messages of the application."""
 
     def __init__(self, max_records: int) -> None:
         self.max_records = max_records
-        self.entries: deque[tuple[str, str, bytes, Headers]] = deque()
+        self.entries: deque[QueuedMessage] = deque()
         self.totals = 0
 
     @property
@@ -44,6 +47,6 @@ class OutgoingQueue:
         """Drop all casts."""
         self._keep([entry for entry in self.entries if entry[0] == TOTAL])
 
-    def _keep(self, entries: list[tuple[str, str, bytes, Headers]]) -> None:
+    def _keep(self, entries: list[QueuedMessage]) -> None:
         self.entries = deque(entries)
         self.totals = sum(entry[0] == TOTAL for entry in entries)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 from collections import Counter
 
 import pytest
@@ -287,3 +289,26 @@ def test_what_a_member_sends_that_was_put_out_is_dropped(others: tuple[MemberInc
     member.order(VIEW, view=2, lives=others)
     assert member.send(CAUSAL, FIFO) == []
     assert len(member.outgoing) == 0
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_a_step_that_is_given_up_has_changed_nothing(seed: int) -> None:
+    """It ends at any message of the release, and the queue may have been replaced."""
+    dice = random.Random(seed)
+    orders = (FIFO, CAUSAL, TOTAL)
+    interrupted, other = Member(), Member()
+    for _ in range(dice.randint(0, 6)):
+        order = dice.choice(orders)
+        for member in (interrupted, other):
+            if member.outgoing.has_room:
+                member.outgoing.send(order, b"before")
+    kept = interrupted.outgoing.kept()
+    for _ in range(dice.randint(0, 3)):
+        interrupted.outgoing.send(TOTAL, b"new", kind=START_FLUSH)
+        if dice.random() < 0.3:
+            interrupted.outgoing.flush_ok(7)
+    list(itertools.islice(interrupted.outgoing.release(), dice.randint(0, 8)))
+    interrupted.outgoing.bring_back(kept)
+    assert len(interrupted.outgoing) == len(other.outgoing)
+    assert interrupted.outgoing.waiting_totals == other.outgoing.waiting_totals
+    assert interrupted.send() == other.send()
