@@ -127,6 +127,8 @@ class SendQueue:
         self.stop_casting()
         pending_messages, limits, name = self._pending_messages, self._incarnations.limits, str(self.address)
         topic = str(Topic(self._path.group, "cast", self.address.site))
+        # First: the hub's thread may send from here on as soon as there is a caster.
+        self._sent = self._inherited = pending_messages.table.last
         self.caster = Caster(
             MemberIncarnation(name, pending_messages.incarnation),
             earlier,
@@ -141,7 +143,6 @@ class SendQueue:
             heard=self.release_all,
             end=self._end,
         )
-        self._sent = self._inherited = pending_messages.table.last
         self.caster.inherit(self._inherited, pending_messages.table.acknowledged)
         written = None if earlier is None else earlier.written
         if written is not None and written.clock:  # the earlier process may have sent these behind its casts
