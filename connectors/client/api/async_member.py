@@ -347,7 +347,7 @@ class AsyncMember:
         """Call it in a thread that no other call uses, or waits for.
 
         In asyncio's executor, calls that were cancelled could hold all threads, until the end of the member, and so
-        keep the member from ending.
+        keep the member from ending. There is no limit on such threads but the process's.
         """
         thread = self._free.pop() if self._free else OneThread("abcast-beside")
         future = thread.submit(call)

@@ -3,10 +3,13 @@
 Invariant. Whatever `begin` raises, `has_begun` tells then whether the thread makes its call. `Thread.start` does not
 tell that: Ctrl-C may end it before the thread runs, or while it waits for the sign that the thread runs. So the thread
 and a failed `begin` each try to take a lock that only one can have. If `begin` has it, the thread never makes its call.
+
+A fork has none of its parent's threads, so there it has not begun.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 
@@ -19,11 +22,13 @@ class ThreadOnDemand:
         self._name = name
         self._call = call
         self._thread: threading.Thread | None = None
+        self._process = 0
+        """The process that has begun it."""
 
     @property
     def has_begun(self) -> bool:
         """Whether the call is made, or was made, since the last `forget`."""
-        return self._thread is not None
+        return self._thread is not None and self._process == os.getpid()
 
     @property
     def is_current(self) -> bool:
@@ -32,12 +37,12 @@ class ThreadOnDemand:
 
     def begin(self, *arguments: object) -> None:
         """Start the thread, unless it has begun. Raises RuntimeError if the process has too many threads."""
-        if self._thread is not None:
+        if self.has_begun:
             return
         first = threading.Lock()
         thread = threading.Thread(target=self._run, args=(first, arguments), name=self._name, daemon=True)
         try:
-            self._thread = thread
+            self._thread, self._process = thread, os.getpid()
             thread.start()
         except BaseException:
             if first.acquire(blocking=False):
