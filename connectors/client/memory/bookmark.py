@@ -6,8 +6,8 @@ commit. So nothing is lost, and at most the items taken since then come again. T
 taken, and comes again.
 
 The application waits during a commit. The time to the next one begins when it is over. So an application gets its items
-for COMMIT_EVERY_S seconds between two commits, however slow these are. After a failed commit it gets them for longer
-(RETRY_AFTER_S), so for at least half of the time. A kill -9 before the next success repeats all items since the last.
+for COMMIT_EVERY_S seconds between two commits, however slow these are. After a failed commit it gets them for as
+long as that took, if this is longer. A kill -9 before the next success repeats all items since the last.
 """
 
 from __future__ import annotations
@@ -21,9 +21,6 @@ from ordering.base.errors import AbcastError
 
 COMMIT_EVERY_S = 0.5
 """Seconds between commits. Items taken in the last such time may come again after kill -9."""
-
-RETRY_AFTER_S = 5.0
-"""Seconds from a failed commit to the next one, or as many as the failed one took, if these are more."""
 
 REFRESH_EVERY_S = 3600.0
 """Seconds after which an unchanged position is committed again, so that Kafka does not forget it."""
@@ -107,7 +104,7 @@ class Bookmark:
                 self._has_warned = True
                 _logger.warning("%s: the position %d could not be committed: %s", self._who, taken.number, error)
             failed_at = time.monotonic()
-            self.due_at = failed_at + max(RETRY_AFTER_S, failed_at - now)
+            self.due_at = failed_at + max(COMMIT_EVERY_S, failed_at - now)
         else:
             self._committed, self._has_warned = taken.number, False
             self.due_at = time.monotonic() + COMMIT_EVERY_S
