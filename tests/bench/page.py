@@ -53,9 +53,14 @@ def _table(table: Table, result: Any) -> str:
     )
 
 
+def without_out(command: str) -> str:
+    """Return a command's options without the file that it wrote."""
+    return re.sub(r" ?--out \S+", "", command)
+
+
 def filled(page: str, run: Mapping[str, Any]) -> str:
     """Return the page with the figures of a run in place of all earlier ones."""
-    arguments = re.sub(r" ?--out \S+", "", str(run["command"])).replace('"', "'")
+    arguments = without_out(run["command"]).replace('"', "'")
     machine = run["machine"]
     facts = {
         "Command": f'`make bench ARGS="{arguments}"`' if arguments else "`make bench`",

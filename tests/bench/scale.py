@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.bench.page import DEFAULT_JSON
+from tests.bench.page import DEFAULT_JSON, without_out
 from tests.bench.picture import empty_figure, save
 from tests.bench.soak import DEFAULT_OUT
 from tests.bench.tables import NOT_MEASURED, NOT_RUN
@@ -130,7 +130,7 @@ def filled(page: str, bench: Mapping[str, Any], soak: Mapping[str, Any]) -> str:
     verdict = soak.get("verdict", {})
     facts = {"Bench": bench, "Soak": soak}
     for name, run in facts.items():
-        said = f"`{run['command'] or 'no options'}` on commit `{run['machine']['commit']}`" if run else NOT_RUN
+        said = f"`{without_out(run['command']) or 'no options'}` on commit `{run['machine']['commit']}`" if run else NOT_RUN
         before, _, behind = page.partition(f"\n- {name}: ")
         page = f"{before}\n- {name}: {said}\n{behind.partition(chr(10))[2]}"
     for head, lines in ((HEAD, table(bench.get("results", {}), verdict)), (SOAK_HEAD, soak_table(verdict))):
