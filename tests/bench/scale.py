@@ -130,7 +130,8 @@ def filled(page: str, bench: Mapping[str, Any], soak: Mapping[str, Any]) -> str:
     verdict = soak.get("verdict", {})
     facts = {"Bench": bench, "Soak": soak}
     for name, run in facts.items():
-        said = f"`{without_out(run['command']) or 'no options'}` on commit `{run['machine']['commit']}`" if run else NOT_RUN
+        options = without_out(run["command"]) or "no options" if run else ""
+        said = f"`{options}` on commit `{run['machine']['commit']}`" if run else NOT_RUN
         before, _, behind = page.partition(f"\n- {name}: ")
         page = f"{before}\n- {name}: {said}\n{behind.partition(chr(10))[2]}"
     for head, lines in ((HEAD, table(bench.get("results", {}), verdict)), (SOAK_HEAD, soak_table(verdict))):
