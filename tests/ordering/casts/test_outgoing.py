@@ -293,7 +293,7 @@ def test_what_a_member_sends_that_was_put_out_is_dropped(others: tuple[MemberInc
 
 @pytest.mark.parametrize("seed", range(200))
 def test_a_step_that_is_given_up_has_changed_nothing(seed: int) -> None:
-    """It ends at any message of the release, and the queue may have been replaced."""
+    """The release stops at any message. Now and then FLUSH_OK replaces the queue."""
     dice = random.Random(seed)
     orders = (FIFO, CAUSAL, TOTAL)
     interrupted, other = Member(), Member()
