@@ -165,7 +165,6 @@ class SameLogConsumer:
         for place, records in read.items():
             last = records[-1]
             self._last[place], self._next[place] = _identity(last), last.offset + 1
-        for place in polled:  # also if the only record is the compared one
             self._untold.pop(place, None)
         if self._looks:
             if abs(now - self._looked_at) > LOOK_S:

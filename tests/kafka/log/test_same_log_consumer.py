@@ -157,28 +157,6 @@ def test_rare_polls_get_the_records_behind_dropped_ones(pause_s: int) -> None:
             topics.drop(place.topic, number)
 
 
-def test_an_end_counts_as_told_once_the_last_record_is_back() -> None:
-    """The only record that comes is the compared one, which the reader does not get again."""
-    clock = Clock()
-    with mock.patch.object(same_log_consumer, "time", clock):
-        reader, place = Read(), PLACES[0]
-        topics = reader.kafka.topics
-        topics.append(place, b"k", b"", [])
-        for _ in range(4):  # the partition is quiet at the last look
-            clock.now += same_log_consumer.LOOK_S * 0.6
-            assert reader.goes_on()
-        topics.away = {place: frozenset({OFFSETS})}
-        clock.now += same_log_consumer.LOOK_S + 1
-        with mock.patch.object(reader.log, "_go_back"):  # the leader is away: nothing comes
-            assert reader.goes_on()
-        clock.now += 2
-        assert reader.log.untold_s(place) == 2
-        topics.away.clear()
-        assert reader.goes_on()
-        clock.now += same_log_consumer.LOOK_S
-        assert reader.log.untold_s(place) == 0
-
-
 def test_records_deleted_amid_an_open_transaction() -> None:
     """A reader of committed records begins there, though Kafka tells it an end below the beginning."""
     place, kafka = PLACES[0], MemoryConnection()
