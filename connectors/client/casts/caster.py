@@ -13,8 +13,8 @@ and an outbox keeps them (`connectors.client.casts.cast_keeper`). Without an out
 the log: no member delivers them. A crash in a view may also lose casts that are in the log: then none of the members
 that go on delivers them.
 
-Ctrl-C may end a call of the application anywhere. `cast` accepts a message by one call into C; `decide` later takes it
-in. So does it with records of the forward table. What `decide` decides holds with one call into C, or is taken back.
+Ctrl-C may end a call of the application anywhere. `cast` accepts a message by one call into C. `decide` later takes in
+these messages, and the records of the forward table. Its decisions hold with one call into C, or all are taken back.
 `carry_out` goes on where an interrupted call was.
 """
 

@@ -76,8 +76,8 @@ class _Feed:
     def read(self) -> tuple[pa.Table, pa.Table] | None:
         """Return the next rows of the ledger and of the views; None if there are none now.
 
-        Raises as `DataCursor`, and BrokerUnreachable if Kafka has not told the log's end twice: a question takes a
-        second, in which no other group is read. (An election takes less time than passes between the two.)
+        Raises as `DataCursor`, and BrokerUnreachable if LOOK_S ago Kafka did not tell the log's end, and neither the
+        end nor a new record has come since: a question takes a second, in which no other group is read.
         """
         last = self._cursor.reader.last_seqno
         records, headers = self._cursor.poll(0.0), self._headers.by_offset
